@@ -12,7 +12,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from functools import reduce
 from operator import or_
@@ -36,9 +36,13 @@ from modelzoo_trainer.core import (
 )
 from modelzoo_trainer.data import (
     PROCESSORS,
+    BatchDataset,
+    DataProcessor,
+    LoadingOptions,
     PadLastBatch,
     PadToBuckets,
     ShardedStream,
+    TensorRows,
     processor_class,
 )
 from modelzoo_trainer.hooks.spec import HOOKS
@@ -398,6 +402,7 @@ def plain_lines(cls: type, head: str = "") -> Iterator[str]:
         (f"`{name}`", kind, default, described.get(name, ""))
         for name, kind, default in constructor_of(cls)
         if name not in ("optimizer", "model") or name in described
+        if cls.__init__ is not object.__init__
     ]
     yield from table(("argument", "type", "default", "meaning"), rows)
     if "Shapes" in page.sections:
@@ -432,8 +437,10 @@ def in_short(kind: Any) -> str:
         return in_short(get_args(kind)[0])
     if get_origin(kind) is Literal:
         return " | ".join(map(repr, get_args(kind)))
-    if get_origin(kind) in (list, dict, tuple):
+    if get_origin(kind) in (list, dict, tuple, Mapping):
         return f"{get_origin(kind).__name__}[{', '.join(map(in_short, get_args(kind)))}]"
+    if kind is ...:
+        return "..."
     if get_args(kind) and get_origin(kind) is not None and len(get_args(kind)) > 1:
         return " | ".join(map(in_short, get_args(kind)))
     if kind is type(None):
@@ -502,9 +509,16 @@ def models_page() -> str:
 
 def data_page() -> str:
     """Return the page of the shipped data processors, and what helps with data."""
-    classes = [*map(processor_class, PROCESSORS), PadLastBatch, PadToBuckets, ShardedStream]
+    classes = [*map(processor_class, PROCESSORS)]
+    classes += [DataProcessor, LoadingOptions, TensorRows, BatchDataset]
+    classes += [PadLastBatch, PadToBuckets, ShardedStream]
     lines = [HEAD, "# Data", ""]
-    lines += ["Classes you can give as `data_processor`, and wrappers of datasets.", ""]
+    lines += [
+        "Classes you can give as `data_processor`, the base class for your own, and wrappers of "
+        "datasets. Import the others from `modelzoo_trainer.data`. How to write a data processor: "
+        "[Data processors](../data_processors.md#write-a-data-processor).",
+        "",
+    ]
     lines += contents(classes)
     for cls in classes:
         lines += plain_lines(cls)

@@ -74,6 +74,7 @@ WRITERS: Final = {
     "summary_dir": "core/artifact_dir.py",
     "global_step": "core/loop.py",
     "interrupted": "core/early_exit.py",
+    "is_from_file": "config/plan.py",
     "late_signal": "core/interrupt.py",
     "is_log_step": "core/logging.py",
     "rehearses": "core/logging.py",

@@ -21,6 +21,7 @@ from modelzoo_trainer.hooks.spec import (
     Phase,
     check_listener,
     hook,
+    instance_of,
     near_miss,
     register_hooks,
 )
@@ -647,7 +648,7 @@ def check_callback(callback: Any, where: str = "callbacks") -> None:
         raise HookError(f"{where}: {foreign}")
     if isinstance(callback, type):
         raise HookError(
-            f"{where} got the class {callback.__name__}. Pass an instance: {callback.__name__}()."
+            f"{where} got the class {callback.__name__}. Pass an instance: {instance_of(callback)}."
         )
     if isinstance(callback, Callback):
         late = HOOKS.keys() & vars(callback).keys()

@@ -152,6 +152,8 @@ class Trainer(AdvisedMethods):
     """Whether a fit is loading its checkpoint: at its start, or when it rolls back."""
     unsaved_attributes: Collection[str] = ()
     """Names of attributes of a subclass that checkpoints exclude, such as a large fixed teacher."""
+    is_from_file: bool = False
+    """Whether a configuration file describes it, so that no method can be overridden."""
     metadata: list[dict[str, Any]] | None = None
     """Metadata of the loaded checkpoint. Set by ModelZooParamsMetadata."""
     val_is_complete: bool = True
@@ -446,7 +448,7 @@ class Trainer(AdvisedMethods):
                 loss = self.grad_accum.scale(loss, outputs, batch)
             self.precision.backward(loss)
         except (KeyError, TypeError, AttributeError, RuntimeError):
-            require_loss(self.model, outputs)
+            require_loss(self, outputs)
             raise
         self.hooks.on_after_backward(self, self.model, outputs)
 

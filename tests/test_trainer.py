@@ -269,6 +269,25 @@ def test_a_loss_of_several_elements_is_refused(trainer_of, accumulated) -> None:
         trainer.fit(tiny_batches(2))
 
 
+def test_a_pair_with_the_logits_first_is_refused_with_the_right_order(trainer_of) -> None:
+    trainer = trainer_of(model=Returning(lambda weight: (weight, weight.sum())))
+    with pytest.raises(ConfigError, match=r"shape \(2,\).* first .*\(loss, logits\)") as caught:
+        trainer.fit(tiny_batches(1))
+    assert "mean()" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_from_file", [False, True])
+def test_an_override_is_proposed_only_where_a_program_makes_the_trainer(
+    trainer_of, is_from_file
+) -> None:
+    trainer = trainer_of(model=Returning(lambda weight: weight))
+    trainer.is_from_file = is_from_file
+    with pytest.raises(ConfigError, match=r"\(loss, logits\)") as caught:
+        trainer.fit(tiny_batches(1))
+    assert ("override compute_loss" in str(caught.value)) != is_from_file
+    assert ("wraps" in str(caught.value)) == is_from_file
+
+
 def test_a_loss_that_is_a_number_is_refused(trainer_of) -> None:
     trainer = trainer_of(model=Returning(lambda weight: {"loss": 0.5}))
     with pytest.raises(ConfigError, match=r"returned a 'loss' of 0\.5; it must be a tensor"):
@@ -526,29 +545,38 @@ class Inputs(Keyword):
 DICT_BATCHES = [{"inputs": torch.ones(2, 3), "targets": torch.ones(2, 1)}]
 
 
+def note_of(error: BaseException) -> str:
+    """Return the one note of how the model was called."""
+    [note] = [note for note in error.__notes__ if "the model was called" in note]
+    return note
+
+
 @pytest.mark.parametrize(
-    ("model", "batches", "kind", "told"),
+    ("model", "batches", "kind", "told", "call"),
     [
         (lambda: torch.nn.Sequential(torch.nn.Linear(3, 1)), tiny_batches(1), TypeError,
-         "this batch is a tuple of Tensor (4, 3), Tensor (4, 1)."),
+         "the batch is a tuple of Tensor (4, 3), Tensor (4, 1).", "self.model(batch[0])"),
         (lambda: torch.nn.Sequential(torch.nn.Linear(3, 1)), [[*tiny_batches(1)[0]]], TypeError,
-         "this batch is a list of Tensor (4, 3), Tensor (4, 1)."),
+         "the batch is a list of Tensor (4, 3), Tensor (4, 1).", "self.model(batch[0])"),
         (Inputs, DICT_BATCHES, AttributeError,
-         "this batch is a dict with the keys 'inputs', 'targets'."),
+         "the batch is a dict of 'inputs': Tensor (2, 3), 'targets': Tensor (2, 1).",
+         "self.model(batch['inputs'])"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["fit", "validate"])
 def test_a_model_that_takes_no_whole_batch_gets_a_note_of_what_the_batch_is(
-    trainer_of, model, batches, kind, told, method
+    trainer_of, model, batches, kind, told, call, method
 ) -> None:
     with pytest.raises(kind) as caught:
         getattr(trainer_of(model=model), method)(batches)
-    [note] = [note for note in caught.value.__notes__ if "whole batch" in note]
+    note = note_of(caught.value)
+    assert "model(batch)" in note
     assert told in note
-    assert ("'kwargs'" if kind is AttributeError else "'args'") in note
+    assert call in note
+    assert "call_model" not in note  # no other call fits its signature
 
 
-def test_a_model_that_fails_later_or_was_given_arguments_gets_no_note_of_the_batch(
+def test_a_model_that_fails_later_or_was_given_arguments_gets_no_other_call_as_advice(
     trainer_of,
 ) -> None:
     class Unpack(Callback):
@@ -560,10 +588,11 @@ def test_a_model_that_fails_later_or_was_given_arguments_gets_no_note_of_the_bat
     trainer.fit(DICT_BATCHES)
     with pytest.raises(TypeError, match="unexpected") as caught:
         trainer.fit([{"input": torch.ones(2, 3)}])
-    assert not any("whole batch" in note for note in getattr(caught.value, "__notes__", ()))
+    note = note_of(caught.value)
+    assert note.endswith("on_before_forward; the batch is a dict of 'input': Tensor (2, 3).")
     with pytest.raises(TypeError, match="not NoneType") as caught:
         trainer_of().fit([*tiny_batches(2), (None, None)])
-    assert not any("whole batch" in note for note in getattr(caught.value, "__notes__", ()))
+    assert note_of(caught.value).endswith("the batch is a tuple of NoneType, NoneType.")
 
 
 def test_fit_needs_a_training_loop(trainer_of) -> None:

@@ -422,7 +422,7 @@ def _take_step(trainer: Trainer, parts: list[Batch], idx: int) -> float:
             nullcontext() if is_last else backend.accumulating(),
         ):
             outputs = trainer.forward(part)
-            require_loss(trainer.model, outputs)
+            require_loss(trainer, outputs)
             loss = outputs["loss"] / len(parts)
             if backend.comm.world_size > 1:
                 backend.window.add(1 / len(parts))  # reduced with the gradients

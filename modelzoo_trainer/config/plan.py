@@ -105,7 +105,9 @@ class TrainerPlan:
             else:
                 arguments[key] = value.build() if isinstance(value, Component) else value
         # CheckLoss is among the file's default callbacks, unless the file removes it.
-        return self.trainer(**arguments, check_loss=False)
+        trainer = self.trainer(**arguments, check_loss=False)
+        trainer.is_from_file = True
+        return trainer
 
     def _tell_config(self, callbacks: list[Any]) -> None:
         """Pass the configuration, without secrets, to the callbacks that read it."""

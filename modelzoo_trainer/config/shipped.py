@@ -16,7 +16,7 @@ from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.fitting import fitting, fitting_callback, with_groups, with_optimizer
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.published import published_fields, published_names, published_schema
-from modelzoo_trainer.core.named_checkpoints import NAMES
+from modelzoo_trainer.core.named_checkpoints import NAMES, listed
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.devices import (
     BackendError,
@@ -201,7 +201,10 @@ def _try_callback(component: Component) -> Any:
 def _try_checkpoint(ckpt_path: str) -> list[str]:
     if ckpt_path in NAMES:  # found in the folder of the run
         return []
-    return [] if Path(ckpt_path).exists() else [f"checkpoint {ckpt_path!r} does not exist."]
+    path = Path(ckpt_path)
+    if path.exists():
+        return []
+    return [f"checkpoint {ckpt_path!r} does not exist. {listed(path.parent)}"]
 
 
 def _is_of_torch(component: Component) -> bool:

@@ -32,7 +32,14 @@ from modelzoo_trainer.core.checkpoint_writer import (
     prepare,
     was_written_before,
 )
-from modelzoo_trainer.core.named_checkpoints import BEST, LAST, best_in, note_best
+from modelzoo_trainer.core.named_checkpoints import (
+    BEST,
+    LAST,
+    best_in,
+    listed,
+    none_in,
+    note_best,
+)
 from modelzoo_trainer.core.run_lock import FolderLock
 from modelzoo_trainer.core.states import like_of, load_states, part_of
 from modelzoo_trainer.errors import (
@@ -207,9 +214,7 @@ class Checkpoint(CoreCallback, Advised):
     def _require_last(self, trainer: Trainer, ckpt_path: Any) -> None:
         """Raise an error if a validation of the last checkpoint finds none."""
         if ckpt_path == LAST and not trainer.is_resuming:
-            raise CheckpointMismatch(
-                f"ckpt_path: 'last': there is no checkpoint in {str(self.root(trainer))!r}."
-            )
+            raise CheckpointMismatch(f"ckpt_path: 'last': {none_in(self.root(trainer))}")
 
     def _chosen(self, trainer: Trainer, ckpt_path: Any) -> Path:
         """Return the checkpoint that a user chose, by its path or as the best one."""
@@ -315,8 +320,9 @@ class Checkpoint(CoreCallback, Advised):
         found: list[Path] = trainer.backend.comm.broadcast_object(own)
         if not found:
             raise ConfigError(
-                f"There is no checkpoint in {str(self.root(trainer))!r} to validate. Set "
-                f"ckpt_paths to a path or glob, or to null to validate the untrained model."
+                f"There is no checkpoint in {str(self.root(trainer))!r} to validate. Is it the "
+                f"right folder? Set ckpt_paths to a path or glob, or to null to validate the "
+                f"untrained model."
             )
         return found
 
@@ -330,14 +336,14 @@ class Checkpoint(CoreCallback, Advised):
         """
         if not self._is_fresh(trainer) or not trainer.backend.caps.holds_values:
             return
-        why = "checkpoint.autoload_last_checkpoint is false"
+        why = "checkpoint.autoload_last_checkpoint is false."
         is_any = False
         if self.autoload_last_checkpoint:
-            why = f"there is no checkpoint in {str(self.root(trainer))!r}"
+            why = none_in(self.root(trainer))
             is_any = trainer.backend.comm.is_main and self.is_any_in(self.root(trainer))
         if not trainer.backend.comm.broadcast_object(is_any):
             raise ConfigError(
-                f"There are no weights to {method}: ckpt_path is not set, and {why}. Pass "
+                f"There are no weights to {method}: ckpt_path is not set, and {why} Pass "
                 f"--checkpoint_path, or set {method}.ckpt_path in the YAML file; null uses the "
                 f"untrained weights."
             )
@@ -602,8 +608,7 @@ class Checkpoint(CoreCallback, Advised):
             state = found[1]
         elif not path.exists():
             raise CheckpointMismatch(
-                f"ckpt_path: {str(path)!r} does not exist. Newest checkpoint in "
-                f"{str(self.root(trainer))!r}: {self.get_latest_checkpoint(trainer) or 'none'}."
+                f"ckpt_path: {str(path)!r} does not exist. {self._instead_of(trainer, path)}"
             )
         elif checkpointing.holds_weights(path):
             state = {"model": checkpointing.read_weights(path)}
@@ -611,6 +616,13 @@ class Checkpoint(CoreCallback, Advised):
             state = checkpointing.load(path)
         self._begun = path.resolve(), state.get("global_step")
         return state
+
+    def _instead_of(self, trainer: Trainer, path: Path) -> str:
+        """Return which checkpoints are beside a missing one, and in the run's folder."""
+        newest = self.get_latest_checkpoint(trainer)
+        if newest is None or self.is_in_folder(trainer, path):
+            return listed(path.parent)
+        return f"{listed(path.parent)} Newest checkpoint of this run: {str(newest)!r}."
 
 
 def _check_kind(ckpt_path: Any) -> None:

@@ -212,20 +212,24 @@ def set_loss(outputs: Outputs, loss: Tensor | None, owner: type) -> None:
         )
 
 
-def require_loss(model: Module, outputs: Outputs) -> None:
-    """Raise a `ConfigError` if a model's output has no loss to train on."""
+def require_loss(trainer: Trainer, outputs: Outputs) -> None:
+    """Raise a `ConfigError` if the model's output has no loss to train on."""
     loss = outputs.get("loss")
-    name = type(model).__name__
+    name = type(trainer.model).__name__
     if isinstance(loss, Tensor) and loss.numel() == 1:
         if not loss.requires_grad:
-            raise ConfigError(_without_gradient(model, name))
+            raise ConfigError(_without_gradient(trainer.model, name))
         return
     alone = outputs.get("output")
     if loss is None and isinstance(alone, Tensor):
+        returned = (
+            "(loss, logits) or a dict with 'loss', for example from a module that wraps this one"
+            if trainer.is_from_file
+            else "(loss, logits), a dict with 'loss', or override compute_loss"
+        )
         raise ConfigError(
             f"{name} returned a tensor of shape {tuple(alone.shape)}, which is not a loss. If "
-            f"these are losses, return their mean(); otherwise return (loss, logits), a dict with "
-            f"'loss', or override compute_loss."
+            f"these are losses, return their mean(); otherwise return {returned}."
         )
     if loss is None:
         raise ConfigError(
@@ -234,9 +238,16 @@ def require_loss(model: Module, outputs: Outputs) -> None:
             f"'loss'."
         )
     if isinstance(loss, Tensor):
+        second = outputs.get("logits")
+        is_swapped = isinstance(second, Tensor) and second.numel() == 1
         raise ConfigError(
             f"{name} returned a 'loss' of shape {tuple(loss.shape)}; it must be a tensor with one "
-            f"element. Reduce it, for example with loss.mean()."
+            + (
+                "element, as the 'logits' are. The loss is the first item of a pair: return "
+                "(loss, logits), not (logits, loss)."
+                if is_swapped
+                else "element. Reduce it, for example with loss.mean()."
+            )
         )
     raise ConfigError(
         f"{name} returned a 'loss' of {loss!r}; it must be a tensor with one element."

@@ -6,7 +6,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch import Tensor
 from torch.nn import Module
@@ -26,6 +26,10 @@ TEXTS: Final[Mapping[Call, str]] = {
     "args": "model(*batch)",
 }
 _MAPPINGS: Final = re.compile(r"\b(?:dict|\w*Dict|\w*Mapping|\w*Batch|\w*BatchEncoding)\b")
+_POSITIONAL: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
 _OF_UNIONS: Final = frozenset({"None", "NoneType", "Optional", "Union"})
 # What a module raises if it was called with wrong arguments.
 _OF_ANOTHER_TYPE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -93,8 +97,8 @@ class ModelCalls:
         try:
             return trainer.compiled_model(*args, **kwargs)
         except Exception as error:
-            if call != "batch" or (len(args) == 1 and not kwargs):
-                _note_call(trainer, error, call, batch)
+            is_of_hook = call == "batch" and (len(args) != 1 or kwargs)
+            _note_call(trainer, error, batch, "hook" if is_of_hook else call)
             raise
 
     def _decide(self, trainer: Trainer, batch: Batch) -> Call:
@@ -203,9 +207,8 @@ def _how_to_drop(model: Module, surplus: list[str]) -> str:
 
 
 def _asks_for_positions(signature: inspect.Signature, batch: Sequence[Any]) -> bool:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     params = signature.parameters.values()
-    num_required = sum(p.default is p.empty and p.kind in kinds for p in params)
+    num_required = sum(p.default is p.empty and p.kind in _POSITIONAL for p in params)
     return len(batch) == num_required > 1 and _binds(signature, *batch)
 
 
@@ -264,43 +267,76 @@ def _check(call: Call, model: Module, batch: Batch) -> None:
 
 # ---- notes on errors
 
+_HOW: Final = "the model was called "
+_LABELS: Final = frozenset({"label", "labels", "target", "targets", "y"})
 
-def _note_call(trainer: Trainer, error: Exception, call: Call, batch: Batch) -> None:
-    """Add to an error at the first batch how the model was called."""
-    of_train, of_val = trainer.data, trainer.val_iterator
-    num = of_train.num_batches if of_val is None else of_val.num_yielded
-    if num > 1 or not isinstance(error, _OF_ANOTHER_TYPE):
+
+def _note_call(
+    trainer: Trainer, error: Exception, batch: Batch, call: Call | Literal["hook"]
+) -> None:
+    """Add to an error how the model was called, and at the first batch what else may be meant."""
+    if any(note.startswith(_HOW) for note in getattr(error, "__notes__", ())):
         return
-    if isinstance(batch, (Mapping, tuple, list)):
-        how = (
-            f"as {TEXTS[call]}" if call != "batch" else "with the whole batch as its only argument"
-        )
-        surplus = _surplus_of(trainer.model, batch)
-        advice = _how_to_drop(trainer.model, surplus) if surplus else _advice(batch, call)
-        error.add_note(f"the model is called {how}; this batch is {_described(batch)}. {advice}")
+    how = "with arguments of on_before_forward" if call == "hook" else f"as {TEXTS[call]}"
+    note = f"{_HOW}{how}; the batch is {_described(batch)}."
+    of_train, of_val = trainer.data, trainer.val_iterator
+    is_first = (of_train.num_batches if of_val is None else of_val.num_yielded) <= 1
+    is_container = isinstance(batch, (Mapping, tuple, list))
+    if call != "hook" and is_first and is_container and isinstance(error, _OF_ANOTHER_TYPE):
+        note += _advice(trainer.model, batch, call)
+    error.add_note(note)
 
 
-def _advice(batch: Batch, call: Call) -> str:
-    own = "wrap it in a module that calls it"
+def _advice(model: Module, batch: Batch, call: Call) -> str:
+    """Return which other call the signature of forward allows; "" if none."""
+    surplus = _surplus_of(model, batch)
+    if surplus:
+        return f" {_how_to_drop(model, surplus)}"
+    signature = signature_of(model)
     if call != "batch":
-        return (
-            f"If it expects the whole batch as one argument, set call_model='batch'; otherwise "
-            f"{own}."
-        )
+        if signature is not None and not _binds(signature, batch):
+            return ""
+        return " If it expects the whole batch as one argument, set call_model='batch'."
+    wrap = f"wrap it in a module that calls it: {_call_in_words(signature, batch)}"
     other: Call = "kwargs" if isinstance(batch, Mapping) else "args"
-    inner = "self.model(**batch)" if other == "kwargs" else "self.model(batch[0])"
-    return (
-        f"If it expects something else, set call_model={other!r} for {TEXTS[other]}, or {own}: "
-        f"{inner}."
-    )
+    if signature is None or _accepts(signature, batch, other):
+        return (
+            f" If it expects something else, set call_model={other!r} for {TEXTS[other]}, or "
+            f"{wrap}."
+        )
+    return f" If it expects only a part of the batch, {wrap}."
+
+
+def _accepts(signature: inspect.Signature, batch: Batch, call: Call) -> bool:
+    try:
+        args, kwargs = _unpacked(call, batch)
+    except ConfigError:
+        return False
+    return _binds(signature, *args, **kwargs)
+
+
+def _call_in_words(signature: inspect.Signature | None, batch: Batch) -> str:
+    """Return a call with the parts of a batch that forward requires."""
+    params = [] if signature is None else list(signature.parameters.values())
+    required = [p.name for p in params if p.default is p.empty and p.kind in _POSITIONAL]
+    names = required or [p.name for p in params[:1]] or [""]
+    if len(names) > len(batch):
+        return "self.model(...)"
+    if not isinstance(batch, Mapping):
+        return f"self.model({', '.join(f'batch[{idx}]' for idx in range(len(names)))})"
+    others = [key for key in batch if key not in names]
+    others.sort(key=lambda key: (not isinstance(batch[key], Tensor), key in _LABELS))
+    keys = [name if name in batch else others.pop(0) for name in names]
+    return f"self.model({', '.join(f'batch[{key!r}]' for key in keys)})"
 
 
 def _described(batch: Batch) -> str:
     kind = type(batch).__name__
     if isinstance(batch, Mapping):
-        return f"a {kind} with the keys {_first(map(repr, batch))}"
+        items = (f"{key!r}: {_in_words(value)}" for key, value in batch.items())
+        return f"a {kind} of {_first(items)}" if batch else f"an empty {kind}"
     if isinstance(batch, (tuple, list)):
-        return f"a {kind} of {_first(map(_in_words, batch))}"
+        return f"a {kind} of {_first(map(_in_words, batch))}" if batch else f"an empty {kind}"
     return f"a {_in_words(batch)}"
 
 

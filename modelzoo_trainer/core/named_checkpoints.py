@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -128,11 +128,35 @@ def _marked_in(root: Path) -> list[_Marked]:
 
 
 def _explain_none(root: Path, metric: str | None) -> str:
-    others = [info.path.name for info in checkpointing.list_checkpoints(root)]
-    more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
+    if not checkpointing.list_checkpoints(root):
+        return f"ckpt_path: 'best': {none_in(root)}"
     by = "" if metric is None else f" by {metric!r}"
     return (
         f"ckpt_path: 'best': there is no best checkpoint{by} in {str(root)!r}. Other "
-        f"checkpoints there: {', '.join(others[-_MOST:]) or 'none'}{more}. Add the callback "
-        f"SaveBest, or pass a path."
+        f"checkpoints there: {_names_in(root)}. Add the callback SaveBest, or pass a path."
     )
+
+
+def none_in(folder: Path) -> str:
+    """Say that a folder has no checkpoints."""
+    if not folder.is_dir():
+        return f"there is no folder {str(folder)!r}. Check the path."
+    return f"there is no checkpoint in {str(folder)!r}. Is it the right folder?"
+
+
+def listed(folder: Path) -> str:
+    """Return a sentence on the checkpoints of a folder."""
+    try:
+        names = _names_in(folder)
+    except CheckpointError as error:
+        return str(error)
+    if names:
+        return f"Checkpoints in {str(folder)!r}: {names}."
+    text = none_in(folder)
+    return text[0].upper() + text[1:]
+
+
+def _names_in(folder: Path) -> str:
+    names = [info.path.name for info in checkpointing.list_checkpoints(folder)]
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(names[-_MOST:]) + more

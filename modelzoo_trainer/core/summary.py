@@ -15,7 +15,12 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics, Outputs, StateDict
-from modelzoo_trainer.core.unlogged_metrics import hint_at_unlogged, metrics_among
+from modelzoo_trainer.core.unlogged_metrics import (
+    hint_at_misshapen,
+    hint_at_unlogged,
+    metrics_among,
+    misshapen_among,
+)
 from modelzoo_trainer.metric_direction import direction_of, is_better
 from modelzoo_trainer.results import Best, RunResult
 from modelzoo_trainer.results_log import log_results, quiet_log, scopes_of
@@ -46,6 +51,8 @@ class _Record:
         self.failure: str | None = None
         self.returned: tuple[str, ...] | None = None
         """Metrics that the model returned in the first batch of a validation."""
+        self.misshapen: dict[str, tuple[int, ...]] = {}
+        """The shapes of those that are not scalars."""
 
     def note(self, metrics: Metrics, step: int, given: dict[str, str]) -> None:
         """Record metrics; `given`: directions set by callbacks."""
@@ -91,6 +98,7 @@ class Summary(CoreCallback):
         self._open: list[_Record] = []
         self._given: dict[str, str] = {}
         self._has_hinted = False
+        self._has_hinted_at_shapes = False
 
     # ---- calls
 
@@ -149,15 +157,18 @@ class Summary(CoreCallback):
         if record.returned and trainer.val_is_complete and not self._has_hinted:
             unlogged = [name for name in record.returned if record.scope + name not in record.last]
             self._has_hinted = hint_at_unlogged(trainer, unlogged, record.scope)
+        if record.misshapen and not self._has_hinted_at_shapes:
+            self._has_hinted_at_shapes = hint_at_misshapen(trainer, record.misshapen)
 
     @override
     def on_validate_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
         record = self._open[-1] if self._open else None
-        if record is not None and record.returned is None and not self._has_hinted:
+        if record is not None and record.returned is None:
             has_values = trainer.backend.caps.holds_values and trainer.backend.comm.is_main
             record.returned = metrics_among(outputs) if has_values else ()
+            record.misshapen = misshapen_among(outputs) if has_values else {}
 
     @override
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:

@@ -1,14 +1,15 @@
-"""A hint if a model returns metrics in a validation that nothing logs."""
+"""Hints if a model returns metrics in a validation that are not logged."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
 from modelzoo_trainer.callback import Callback, Outputs
+from modelzoo_trainer.metric_direction import direction_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -29,6 +30,34 @@ def metrics_among(outputs: Outputs) -> tuple[str, ...]:
         for name, value in outputs.items()
         if name not in _NOT_METRICS and isinstance(value, Tensor) and not value.dim()
     )
+
+
+def misshapen_among(outputs: Outputs) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of outputs that are named like a metric, but are not scalars."""
+    return {
+        name: tuple(value.shape)
+        for name, value in outputs.items()
+        if name not in _NOT_METRICS
+        and isinstance(value, Tensor)
+        and value.dim()
+        and isinstance(name, str)
+        and direction_of(name) is not None
+    }
+
+
+def hint_at_misshapen(trainer: Trainer, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Log which metrics of a validation have dimensions; return whether there are any.
+
+    No hint if a callback of the user reads the model's output.
+    """
+    if not shapes or any(map(_reads_outputs, trainer.all_callbacks)):
+        return False
+    log.info(
+        "Not logged, because of its shape: %s, which the model returned in a validation. A metric "
+        "must be a scalar tensor: check the shapes that it is computed from, or return its mean().",
+        ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:_MOST]),
+    )
+    return True
 
 
 def hint_at_unlogged(trainer: Trainer, names: Iterable[str], scope: str) -> bool:

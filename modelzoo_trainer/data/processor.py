@@ -1,16 +1,24 @@
 """DataLoaders of data processors: sample order and common options."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, cast
 
 import numpy as np
 import torch
 from annotated_types import Lt
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    default_collate,
+)
 
 from modelzoo_trainer.constraints import NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.errors import ConfigError
@@ -154,15 +162,28 @@ class BatchDataset(Dataset[Any], ABC):
         """Return the batch of these samples."""
 
 
-def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoader[Any]:
-    """Return a loader of whole batches.
+def make_dataloader(
+    dataset: Dataset[Any],
+    options: LoadingOptions,
+    collate_fn: Callable[[Any], Any] | None = None,
+) -> DataLoader[Any]:
+    """Return a loader of a dataset with `__getitem__` and `__len__`.
 
     With `global_batch_size` it has `is_global_batch` set: each process takes a slice of a batch.
 
+    `collate_fn`: None = that of torch; the batches of a `BatchDataset` stay as they are.
+
     Raises:
-        ConfigError: If there is not one full batch, and smaller ones are dropped.
+        ConfigError: If there is not one full batch, and smaller ones are dropped, or if it is an
+            `IterableDataset`.
     """
-    num_samples = len(dataset)
+    if isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            f"dataset is {type(dataset).__name__}, an IterableDataset, but a DataProcessor "
+            f"requires a dataset with __getitem__ and __len__. Write a class whose method "
+            f"create_dataloader returns a DataLoader."
+        )
+    num_samples = len(cast(Sized, dataset))
     if options.drop_last and num_samples < options.num_drawn:
         name = options.size_name
         raise ConfigError(
@@ -173,10 +194,10 @@ def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoade
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=options.num_drawn,
-        sampler=_sampler(dataset, options),
+        sampler=_sampler(cast(Sized, dataset), options),
         num_workers=options.num_workers,
         drop_last=options.drop_last,
-        collate_fn=already_a_batch,
+        collate_fn=collate_fn or _collation_of(dataset),
         prefetch_factor=options.prefetch_factor if has_workers else None,
         persistent_workers=options.persistent_workers and has_workers,
         # Not the global generator: iterators draw from it, and dropout must not depend on them.
@@ -192,6 +213,21 @@ def already_a_batch(batch: Any) -> Any:
     return batch
 
 
+def collate_samples(samples: Any) -> Any:
+    """Collate a list of samples; return anything else unchanged, as a batch."""
+    return default_collate(samples) if isinstance(samples, list) else samples
+
+
+def _collation_of(dataset: Any) -> Callable[[Any], Any]:
+    inner = dataset
+    while type(inner) is Subset:
+        inner = inner.dataset
+    if isinstance(inner, BatchDataset):
+        return already_a_batch
+    # `__getitems__` returns a list of samples in torch's protocol, or a whole batch.
+    return collate_samples if hasattr(dataset, "__getitems__") else default_collate
+
+
 def _sampler(dataset: Sized, options: LoadingOptions) -> Sampler[int]:
     if not options.shuffle:
         return SequentialSampler(dataset)
@@ -201,8 +237,9 @@ def _sampler(dataset: Sized, options: LoadingOptions) -> Sampler[int]:
 class TensorRows(BatchDataset):
     """A dataset of tensors: row i of every tensor is sample i.
 
-    `tensors`: all with the same first dimension; a batch has the same structure (a tuple, or a
-    mapping with these keys).
+    Args:
+        tensors: All with the same first dimension; a batch has the same structure (a tuple, or a
+            mapping with these keys).
     """
 
     def __init__(self, tensors: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:
@@ -227,16 +264,26 @@ class TensorRows(BatchDataset):
 
 
 class DataProcessor(Advised):
-    """Base class of data processors; constructors set `options` and `dataset`.
+    """Base class of data processors: a DataLoader of a dataset, with the options of all processors.
+
+    The constructor of a subclass sets these attributes:
+
+    * `options`, a `LoadingOptions`: batch size, order, workers.
+    * `dataset`: a dataset with `__len__` and `__getitem__`, which returns one sample. Samples are
+      collated by torch's `default_collate`. A `TensorRows`, or another `BatchDataset`, returns
+      whole batches, which is faster.
+    * `collate_fn`, only if samples are to be collated in another way: a function that gets a list
+      of samples and returns the batch. It may also be a method of the class.
 
     The steps of a constructor are events of the class: to add interceptors, give the class a list
     `callbacks`, or call it as `Class.with_functions(("post-load", f))(...)`.
     """
 
     options: LoadingOptions
-    dataset: BatchDataset
+    dataset: Dataset[Any]
+    collate_fn: Callable[[Any], Any] | None = None
 
     @event("create-dataloader")
     def create_dataloader(self) -> DataLoader[Any]:
         """Return a loader of the samples."""
-        return make_dataloader(self.dataset, self.options)
+        return make_dataloader(self.dataset, self.options, self.collate_fn)

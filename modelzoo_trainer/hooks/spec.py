@@ -267,3 +267,14 @@ def fan_out_all(name: str, calls: Sequence[HookFn]) -> HookFn:
             )
 
     return fire
+
+
+def instance_of(kind: type) -> str:
+    """Return a call of a class, with its required arguments: `SaveBest(metric=...)`."""
+    try:
+        params = list(inspect.signature(kind).parameters.values())
+    except (TypeError, ValueError):
+        params = []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in params if p.default is p.empty and p.kind not in variadic]
+    return f"{kind.__name__}({', '.join(f'{name}=...' for name in needed)})"

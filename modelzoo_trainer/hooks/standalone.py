@@ -14,7 +14,7 @@ from modelzoo_trainer.errors import HookError, StopTraining, suggest
 from modelzoo_trainer.hooks.global_callbacks import global_callbacks, watch_global_callbacks
 from modelzoo_trainer.hooks.keyword_calls import KeywordCall, listener_of
 from modelzoo_trainer.hooks.model_hooks import ModelHooks, unwrapped
-from modelzoo_trainer.hooks.spec import HOOKS, nearest
+from modelzoo_trainer.hooks.spec import HOOKS, instance_of, nearest
 from modelzoo_trainer.plugins import plugin_callbacks
 
 
@@ -189,7 +189,7 @@ class Hooks:
             if isinstance(callback, type):
                 raise HookError(
                     f"Hooks got the class {callback.__name__}. Pass an instance: "
-                    f"{callback.__name__}()."
+                    f"{instance_of(callback)}."
                 )
             if isinstance(callback, (str, tuple, list, Mapping)):
                 raise HookError(

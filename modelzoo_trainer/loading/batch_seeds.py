@@ -18,7 +18,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from modelzoo_trainer.data.processor import BatchDataset, already_a_batch
+from modelzoo_trainer.data.processor import BatchDataset, already_a_batch, collate_samples
 from modelzoo_trainer.loading.dataset_state import DatasetObserver
 
 _ALL: Final = (1 << 64) - 1
@@ -65,7 +65,7 @@ def seed_generators(seed: int) -> None:
 
 
 _PLAIN: Final = frozenset({Tensor, list, tuple, range, TensorDataset})
-_PLAIN_COLLATION: Final = (default_collate, default_convert, already_a_batch)
+_PLAIN_COLLATION: Final = (default_collate, default_convert, already_a_batch, collate_samples)
 
 
 Indices = tuple[Any, int, int, int]

@@ -244,7 +244,7 @@ class ProgressLogger(Logger):
     # ---- progress; also called by the thread of the display
 
     def _look(self, epoch: int | None = None) -> View:
-        """Return the progress; `epoch`: the finished one; None = the current one."""
+        """Return the progress; `epoch`: the finished one; None = that of the last step."""
         return self._look_at_fit(epoch) if self._is_fitting else self._look_at_validation()
 
     def _look_at_fit(self, epoch: int | None) -> View:
@@ -314,8 +314,9 @@ def _num_batches(dataloader: Loader, eval_steps: int | None) -> int | None:
 
 
 def _epoch(trainer: Trainer, epoch: int | None) -> str:
-    end = trainer.schedule.end_epoch
-    number_of = trainer.data.epoch + 1 if epoch is None else epoch
+    end, data = trainer.schedule.end_epoch, trainer.data
+    if epoch is None:  # of the last step: the next one may not have begun
+        epoch = max(data.epoch + (not data.is_between_epochs), 1)
     if end < float("inf"):
-        return f"epoch {min(number_of, int(end))}/{int(end)}"
-    return f"epoch {number_of}"
+        return f"epoch {min(epoch, int(end))}/{int(end)}"
+    return f"epoch {epoch}"

@@ -83,6 +83,17 @@ def test_a_validation_without_weights_is_refused_unless_null_is_given(run, capsy
     assert len(validations()) == 1
 
 
+def test_a_missing_checkpoint_is_answered_with_those_of_its_folder(run, capsys):
+    assert run() == 0
+    capsys.readouterr()
+    assert run("--mode", "eval", "--checkpoint_path", "out/checkpoint_99") == 2
+    said = capsys.readouterr().err
+    assert "'out/checkpoint_99' does not exist" in said
+    assert "checkpoint_2" in said
+    assert run("--mode", "eval", "--checkpoint_path", "uot/checkpoint_2") == 2
+    assert "no folder 'uot'" in capsys.readouterr().err
+
+
 def test_a_validation_without_autoload_is_refused_unless_a_checkpoint_is_named(run, capsys):
     assert run() == 0
     no_autoload = ("--mode", "eval", "--set", "init.checkpoint.autoload_last_checkpoint=false")

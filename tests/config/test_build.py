@@ -86,6 +86,11 @@ def test_plain_settings_reach_the_trainer(check):
     assert arguments["seed"] == 1
 
 
+def test_the_trainer_knows_that_it_is_of_a_file(check):
+    (plan,) = check(FILE, "train")
+    assert plan.build().is_from_file
+
+
 def test_the_model_is_built_when_the_trainer_asks_for_it(check):
     assert built(check)["model"]().kwargs == {
         "hidden_size": 4,

@@ -215,11 +215,11 @@ def test_an_unknown_choice_is_refused(trainer_of) -> None:
     [
         ("kwargs", PAIRS[0], r"model\(\*\*batch\).* a tuple of Tensor \(4, 3\), Tensor \(4, 1\)"),
         ("kwargs", PAIRS[0][0], r"model\(\*\*batch\).* a Tensor \(4, 3\)"),
-        ("kwargs", {1: PAIRS[0][0]}, r"model\(\*\*batch\).* a dict with the keys 1\."),
+        ("kwargs", {1: PAIRS[0][0]}, r"model\(\*\*batch\).* a dict of 1: Tensor"),
         ("batch", PAIRS[0], r"'batch' .*Pair\.forward takes .*inputs.*targets.* a tuple of"),
-        ("kwargs", {"x": PAIRS[0][0]}, r"'kwargs' .*Pair\.forward takes .* with the keys 'x'"),
+        ("kwargs", {"x": PAIRS[0][0]}, r"'kwargs' .*Pair\.forward takes .* a dict of 'x': Tensor"),
         ("args", PAIRS[0][:1], r"'args' .*Pair\.forward takes .* a tuple of Tensor \(4, 3\)\."),
-        ("args", DICTS[0], r"model\(\*batch\).* a dict with the keys 'inputs', 'targets'"),
+        ("args", DICTS[0], r"model\(\*batch\).* a dict of 'inputs': Tensor .*'targets': Tensor"),
     ],
 )
 def test_a_batch_that_does_not_fit_the_choice_is_refused(trainer_of, call, batch, told) -> None:
@@ -291,16 +291,92 @@ def test_a_hook_may_change_the_batch_or_the_call(trainer_of, tmp_path, given) ->
     assert differing(*found) == []
 
 
-def test_a_model_that_raises_gets_a_note_of_how_it_was_called(trainer_of) -> None:
-    class Refusing(Pair):
-        def forward(self, inputs: Tensor, targets: Tensor) -> Any:
-            raise TypeError("no")
+class Refuses(nn.Module):
+    """Raises in forward."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.error = error
+
+    def forward(self, x, y=None):
+        raise self.error
+
+
+class RefusesTwo(Refuses):
+    def forward(self, inputs, targets):
+        raise self.error
+
+
+class RefusesOne(Refuses):
+    def forward(self, images):
+        raise self.error
+
+
+LABELS_FIRST = [{"labels": y, "pixels": x} for x, y in PAIRS]
+SHAPES = "Tensor (4, 3), Tensor (4, 1)"
+
+
+def note_of(error: BaseException) -> str:
+    """Return the one note of how the model was called."""
+    [note] = [note for note in error.__notes__ if "the model was called" in note]
+    return note
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "given", "said", "unsaid"),
+    [
+        # both work
+        (Refuses, PAIRS, None, ["model(batch)", "call_model='args'", "batch[0])"], []),
+        (Refuses, PAIRS, "args", ["model(*batch)", "call_model='batch'"], ["self.model"]),
+        (Refuses, [{"x": PAIRS[0][0]}], None, ["call_model='kwargs'", "model(batch['x'])"], []),
+        # only one does
+        (RefusesOne, PAIRS, None, ["model(batch)", "self.model(batch[0])"], ["call_model"]),
+        (RefusesOne, DICTS, None, ["self.model(batch['inputs'])"], ["call_model", "**batch"]),
+        (RefusesOne, LABELS_FIRST, None, ["self.model(batch['pixels'])"], ["call_model"]),
+        (RefusesTwo, PAIRS, None, ["model(*batch)"], ["call_model", "self.model"]),
+        (RefusesTwo, DICTS, None, ["model(**batch)"], ["call_model", "self.model"]),
+        # neither
+        (RefusesTwo, [PAIRS[0] * 2], None, ["self.model(batch[0], batch[1])"], ["call_model"]),
+        (RefusesTwo, [PAIRS[0][:1]], None, ["self.model(...)"], ["call_model"]),
+        (RefusesOne, [PAIRS[0][0]], None, ["a Tensor (4, 3)."], ["call_model", "self.model"]),
+    ],
+)  # fmt: skip
+def test_a_note_offers_only_the_calls_that_the_signature_allows(
+    trainer_of, model, batches, given, said, unsaid
+) -> None:
     with pytest.raises(TypeError) as caught:
-        trainer_of(model=Refusing).fit(DICTS)
-    [note] = [note for note in caught.value.__notes__ if "model(**batch)" in note]
-    assert "'inputs', 'targets'" in note
-    assert "call_model='batch'" in note
+        trainer_of(model=model(TypeError("no")), call_model=given).fit(batches)
+    note = note_of(caught.value)
+    assert [text for text in said if text not in note] == []
+    assert [text for text in unsaid if text in note] == []
+
+
+@pytest.mark.parametrize(
+    ("batches", "shapes"),
+    [
+        (PAIRS, f"model(batch); the batch is a tuple of {SHAPES}."),
+        (DICTS, "a dict of 'inputs': Tensor (4, 3), 'targets': Tensor (4, 1)."),
+        (LABELS_FIRST[:1], "a dict of 'labels': Tensor (4, 1), 'pixels': Tensor (4, 3)."),
+        ([PAIRS[0][0]], "model(batch); the batch is a Tensor (4, 3)."),
+    ],
+)
+@pytest.mark.parametrize("method", ["fit", "validate"])
+def test_any_error_of_forward_gets_the_shapes_of_the_batch_once(
+    trainer_of, batches, shapes, method
+) -> None:
+    trainer = trainer_of(model=RefusesOne(RuntimeError("expected input")))
+    for _ in range(2):  # the same exception
+        with pytest.raises(RuntimeError) as caught:
+            getattr(trainer, method)(batches)
+    assert note_of(caught.value).endswith(shapes)
+
+
+def test_an_error_of_a_later_batch_gets_its_shapes(trainer_of) -> None:
+    odd = (torch.ones(2, 5), torch.ones(2, 1))
+    with pytest.raises(RuntimeError) as caught:
+        trainer_of().fit([*PAIRS, odd])
+    assert "a tuple of Tensor (2, 5), Tensor (2, 1)" in note_of(caught.value)
 
 
 def test_micro_batches_are_unpacked(trainer_of, tmp_path) -> None:

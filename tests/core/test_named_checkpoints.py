@@ -116,8 +116,21 @@ def test_without_a_best_one_the_message_lists_what_is_there(trainer_of, tmp_path
         loaded(trainer_of, tmp_path, "best")
     with pytest.raises(CheckpointError, match=r"by 'score'.*checkpoint_2, checkpoint_3"):
         loaded(trainer_of, tmp_path, "best", SaveBest("score"))
-    with pytest.raises(CheckpointError, match=r"checkpoints there: none\."):
-        loaded(trainer_of, tmp_path / "empty", "best")
+
+
+def test_a_folder_without_checkpoints_may_be_the_wrong_one(trainer_of, tmp_path) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint in '.*empty'.*right") as caught:
+        loaded(trainer_of, tmp_path / "empty", "best", SaveBest("score"))
+    assert "Add the callback" not in str(caught.value)
+
+
+def test_a_missing_checkpoint_is_answered_with_those_beside_it(trainer_of, tmp_path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    trained(trainer_of, run, [2.0, 1.0])
+    with pytest.raises(CheckpointError, match=r"_9' does not exist.*run': checkpoint_2\."):
+        loaded(trainer_of, run, run / "checkpoint_9")
+    with pytest.raises(CheckpointError, match=r"no folder '.*other'.*Newest.*run/checkpoint_2'"):
+        loaded(trainer_of, run, other / "checkpoint_1")
 
 
 def test_a_new_process_says_that_the_best_one_is_not_used(trainer_of, tmp_path, caplog) -> None:

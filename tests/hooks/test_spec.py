@@ -359,6 +359,15 @@ def test_a_class_in_the_place_of_an_instance_is_refused() -> None:
         check_callback(Mine)
 
 
+def test_a_class_with_required_arguments_is_refused_with_their_names() -> None:
+    class Mine(Callback):
+        def __init__(self, metric, *more, mode, k=1, **others) -> None:
+            pass
+
+    with pytest.raises(HookError, match=r"instance: Mine\(metric=\.\.\., mode=\.\.\.\)\.$"):
+        check_callback(Mine)
+
+
 def test_an_object_without_hooks_is_refused() -> None:
     with pytest.raises(HookError, match=r"got 7 of type int, which has no hook\. Subclass "):
         check_callback(7)

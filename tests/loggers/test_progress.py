@@ -269,3 +269,28 @@ def test_a_checkpoint_beside_the_runs_own_does_not_stop_the_clock(
     loop = TrainingLoop(max_steps=12, eval_frequency=4)
     make(ProgressLogger(), Slow(), beside, loop=loop).fit(batches, batches[:1])
     assert re.search(r"throughput: +100 steps/s", messages()[-1])
+
+
+def test_the_epoch_is_that_of_the_last_step(make, batches):
+    progress, seen = ProgressLogger(), []
+
+    class Watch(Callback):
+        def note(self, trainer):
+            seen.append((trainer.global_step, progress._look().epoch))
+
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            self.note(trainer)
+
+        def on_validate_start(self, trainer, model, val_dataloader, loop):
+            self.note(trainer)
+
+        def on_train_epoch_start(self, trainer, epoch):
+            self.note(trainer)
+
+    loop = TrainingLoop(num_epochs=2, eval_frequency=2)
+    make(progress, callbacks=[Watch()], loop=loop).fit(batches[:2], batches[:1])
+    first, second = "epoch 1/2", "epoch 2/2"
+    assert seen == [
+        *[(0, first), (1, first), (2, first), (2, first)],  # the validation after epoch 1
+        *[(2, first), (3, second), (4, second), (4, second)],
+    ]
