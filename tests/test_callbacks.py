@@ -489,7 +489,7 @@ def test_an_exception_keeps_its_type_and_gets_a_note_with_hook_and_step(trainer_
 def test_an_exception_of_the_model_gets_no_note_of_a_callback(trainer_of) -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
         trainer_of().fit([tuple(part[:, :1] for part in tiny_batches(1)[0])])
-    assert getattr(caught.value, "__notes__", []) == []
+    assert not any("raised in" in note for note in getattr(caught.value, "__notes__", []))
 
 
 def test_exception_hooks_go_from_the_inside_out(trainer_of) -> None:
