@@ -85,7 +85,7 @@ class Display:
     two updates of the bar; None = 10, 0.1.
     """
 
-    def __init__(self, kind: str, look: Callable[..., View], interval_s: float | None) -> None:
+    def __init__(self, kind: str, look: Callable[[], View], interval_s: float | None) -> None:
         self.is_bar = kind == "bar"
         self._look = look
         default = BAR_INTERVAL_S if self.is_bar else LINE_INTERVAL_S
@@ -153,11 +153,11 @@ class Display:
         if not self.is_bar and time.perf_counter() >= self._next:
             self.say()
 
-    def say(self, *args: int) -> None:
-        """Log a line, if lines are shown and the position is new; `look` gets `args`."""
+    def say(self) -> None:
+        """Log a line, if lines are shown and the position is new."""
         if not self.is_bar:
             with harmless(logging.DEBUG), drawing():
-                view = self._look(*args)
+                view = self._look()
                 if (view.step, view.doing) != self._shown:
                     self._say(view)
 

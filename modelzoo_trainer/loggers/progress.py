@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("modelzoo_trainer.progress")
 
-_FEW_EPOCHS: Final = 10  # each gets a line
 _COMPILING: Final = 3  # steps on a device that traces them
 
 
@@ -36,8 +35,8 @@ class ProgressLogger(Logger):
     A fit starts with a few lines about the model, the data, the length and the folder, and ends
     with a table of the last and best metrics. In between, a terminal or a notebook shows a bar:
     epoch, step, the last logged loss, steps per second, time left. Otherwise lines are logged: for
-    the first log step, at the end of up to 10 epochs, and at most every 10 seconds. Validation
-    results always get a line. Only the main process writes.
+    the first log step, and at most every 10 seconds. Validation results always get a line. Only the
+    main process writes.
 
     A trainer adds one by default. `progress="bar"` or `"lines"` selects the format, `"none"`
     disables it.
@@ -88,7 +87,7 @@ class ProgressLogger(Logger):
     @override
     def setup(self, trainer: Trainer) -> None:
         self._scopes = scopes_of(trainer)
-        self._logs_results = trainer.progress != "none"  # else `Summary` does
+        self._logs_results = trainer.progress != "none"
 
     @override
     def on_enter_fit(
@@ -158,11 +157,8 @@ class ProgressLogger(Logger):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
-        if not self._is_fitting:
-            return
-        self._pace.look(trainer.global_step)
-        if self._display is not None and trainer.schedule.end_epoch <= _FEW_EPOCHS:
-            self._display.say(epoch + 1)
+        if self._is_fitting:
+            self._pace.look(trainer.global_step)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -238,22 +234,21 @@ class ProgressLogger(Logger):
             if self._display is not None:
                 self._display.say_if_due()
             return
-        if self._logs_results:
+        if self._logs_results:  # else `Summary` logs them
             log_results(log, metrics, step, self._scopes)
 
     # ---- progress; also called by the thread of the display
 
-    def _look(self, epoch: int | None = None) -> View:
-        """Return the progress; `epoch`: the finished one; None = that of the last step."""
-        return self._look_at_fit(epoch) if self._is_fitting else self._look_at_validation()
+    def _look(self) -> View:
+        return self._look_at_fit() if self._is_fitting else self._look_at_validation()
 
-    def _look_at_fit(self, epoch: int | None) -> View:
+    def _look_at_fit(self) -> View:
         trainer, pace = self._trainer, self._pace
         pace.look(trainer.global_step)
         return View(
             step=pace.step,
             total=self._total,
-            epoch=_epoch(trainer, epoch),
+            epoch=_epoch(trainer),
             losses=self._losses(pace.step),
             unit_s=pace.step_s,
             elapsed_s=time.perf_counter() - self._begin,
@@ -313,10 +308,10 @@ def _num_batches(dataloader: Loader, eval_steps: int | None) -> int | None:
     return min(filter(None, (length, eval_steps)), default=None)
 
 
-def _epoch(trainer: Trainer, epoch: int | None) -> str:
+def _epoch(trainer: Trainer) -> str:
+    """Return the epoch of the last step; the next one may not have begun."""
     end, data = trainer.schedule.end_epoch, trainer.data
-    if epoch is None:  # of the last step: the next one may not have begun
-        epoch = max(data.epoch + (not data.is_between_epochs), 1)
+    epoch = max(data.epoch + (not data.is_between_epochs), 1)
     if end < float("inf"):
         return f"epoch {min(epoch, int(end))}/{int(end)}"
     return f"epoch {epoch}"

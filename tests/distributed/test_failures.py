@@ -83,7 +83,6 @@ def _all_fail(rank: int) -> Failure:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_of_many_failures_all_processes_name_the_same_first_one() -> None:
     found = run_ranks(4, _all_fail)
 
@@ -173,7 +172,6 @@ def _all_lost(rank: int) -> Failure:
     return failure
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_lost_connection_without_another_cause_is_the_failure() -> None:
     found = run_ranks(2, _all_lost)
@@ -381,7 +379,6 @@ def _goes_early(rank: int) -> Failure | None:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_process_that_has_said_good_bye_may_end_before_the_others() -> None:
     assert run_ranks(3, _goes_early, stay=False) == [None] * 3

@@ -64,11 +64,16 @@ def test_every_logged_step_has_a_line_if_asked_for(make, batches, messages):
     assert steps_of(messages()) == ["3/4", "4/4"]
 
 
+def test_short_epochs_have_no_lines_of_their_own(make, batches, messages):
+    make(ProgressLogger(), loop=TrainingLoop(num_epochs=3)).fit(batches)
+    assert steps_of(messages()) == ["1/30"]
+
+
 def test_a_run_of_unknown_length_has_no_time_left(make, batches, messages):
     trainer = make(ProgressLogger(), loop=TrainingLoop(num_epochs=1))
     trainer.fit(lambda: iter(batches))
     assert "number per epoch unknown" in messages()[0]
-    assert steps_of(messages()) == ["1", "10"]
+    assert steps_of(messages()) == ["1"]
     assert not any("left" in line for line in messages())
 
 
