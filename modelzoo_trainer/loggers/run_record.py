@@ -24,9 +24,12 @@ from torch.utils.data import (
 )
 
 from modelzoo_trainer.callback import Loader
+from modelzoo_trainer.console.harmless import known
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.devices import device_name
+from modelzoo_trainer.loading.epochs import as_loaders
+from modelzoo_trainer.loading.train_data import num_validation_batches
 from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.versions import git_commit, versions
 
@@ -47,8 +50,8 @@ _LONGEST_CAUSE: Final = 500  # characters
 class RunRecord:
     """Write `run.json` and `events.jsonl` to `logs/<time>` of a run.
 
-    `run.json` has the environment, the settings and hints about the schedules. `events.jsonl` has a
-    line per event:
+    `run.json` has the environment, the settings, the sizes of the data and hints about the
+    schedules. `events.jsonl` has a line per event:
     `{"time": ..., "event": "validate", "step": 200, "seconds": 1.5}`. `time` is its start, in
     seconds since 1970. Events are `start`, `train_start`, `epoch`, `train_end`, `validate`,
     `save`, `memory` and `end`. There is no work per step. Write failures are logged once.
@@ -70,12 +73,15 @@ class RunRecord:
         self.note("start", trainer.global_step, kind=kind)
         self.flush()
 
-    def add_hints(self, trainer: Trainer) -> None:
-        """Add the hints about the schedules of a fit to `run.json`."""
-        hints = list(hints_of(trainer))
+    def begin_fit(self, trainer: Trainer, val_dataloader: Any, eval_steps: int | None) -> None:
+        """Add the sizes of the data and the hints about the schedules of a fit to `run.json`."""
         facts = self._facts or self._read_facts()
-        if facts is not None and hints != facts.get("hints", []):
-            self._store({**facts, "hints": hints})
+        if facts is None:
+            return
+        sizes = _sizes(trainer, val_dataloader, eval_steps)
+        hints = list(hints_of(trainer))
+        if sizes != facts.get("sizes", {}) or hints != facts.get("hints", []):
+            self._store({**facts, "sizes": sizes, "hints": hints})
 
     def _read_facts(self) -> dict[str, Any] | None:
         """Return the content of `run.json` of an earlier fit."""
@@ -176,6 +182,23 @@ class RunRecord:
         if not self._has_failed:
             log.warning("%s cannot be written: %s", self._folder / name, error.strerror or error)
         self._has_failed = True
+
+
+def _sizes(trainer: Trainer, val_dataloader: Any, eval_steps: int | None) -> dict[str, Any]:
+    """Return the known sizes of the data of a fit, over all processes, named as settings."""
+    data = {
+        "batches_per_epoch": trainer.data.num_batches_per_epoch(),
+        "samples_per_batch": known(trainer.data.samples_per_batch, None),
+    }
+    found = {"data": {key: num for key, num in data.items() if num is not None}}
+    if trainer.schedule.validates:
+        nums = [
+            known(lambda one=one: num_validation_batches(one, trainer.backend, eval_steps), None)
+            for one in as_loaders(val_dataloader, "val_dataloader")
+        ]
+        if any(num is not None for num in nums):
+            found["validation"] = {"batches": nums[0] if len(nums) == 1 else nums}
+    return {name: sizes for name, sizes in found.items() if sizes}
 
 
 def _known_stop(trainer: Trainer) -> str | None:

@@ -193,9 +193,12 @@ def _checkpoints(run_dir: Path) -> list[Overview]:
 
 
 def _take_settings(run: Run) -> None:
+    sizes: dict[str, str] = {}
     for session in run.sessions:
         run.settings = session.settings or run.settings
         run.environment = session.environment or run.environment
+        sizes = session.sizes or sizes
+    run.settings = run.settings | sizes
 
 
 # ---- state

@@ -106,6 +106,28 @@ def test_a_run_from_python_notes_its_settings(make, batches, monkeypatch):
     assert found["environment"]["processes"] == 1
 
 
+@pytest.mark.parametrize("has_params", [False, True])
+def test_the_sizes_of_the_data_are_noted_for_every_run(has_params, make, batches):
+    loop = TrainingLoop(max_steps=2, eval_frequency=2, eval_steps=3)
+    trainer = make(JsonlLogger(), loop=loop)
+    if has_params:
+        (trainer.artifact_dir / "params.yaml").write_text("trainer: {}\n")
+    trainer.fit(batches[:5], [batches[:2], lambda: iter(batches), batches])
+    assert facts(trainer)["sizes"] == {
+        "data": {"batches_per_epoch": 5, "samples_per_batch": 8},
+        "validation": {"batches": [2, 3, 3]},
+    }
+    trainer.fit(batches[:4], batches[:1])
+    assert facts(trainer)["sizes"]["data"]["batches_per_epoch"] == 4
+    assert facts(trainer)["sizes"]["validation"] == {"batches": 1}
+
+
+def test_sizes_that_are_not_known_are_left_out(make, batches):
+    trainer = make(JsonlLogger(), loop=TrainingLoop(max_steps=2, eval_frequency=2))
+    trainer.fit(lambda: iter(batches), lambda: iter(batches[:1]))
+    assert facts(trainer).get("sizes", {}) == {}
+
+
 class Backwards(torch.utils.data.Sampler):
     def __init__(self, num):
         self.num = num

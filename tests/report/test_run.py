@@ -115,6 +115,24 @@ def test_settings_are_those_of_the_newest_session(write_run, read):
     assert found.settings == {"trainer.init.seed": "2", "trainer.init.betas": "[0.9, 0.99]"}
 
 
+def test_the_sizes_of_the_data_are_settings_of_every_run(write_run, read):
+    sizes = {"data": {"batches_per_epoch": 45}, "validation": {"batches": [3, 4]}}
+    run = write_run(
+        lines=losses(1),
+        params="trainer: {a: 1}\n",
+        files={
+            "logs/20260101_000000/run.json": json.dumps({"environment": {}, "sizes": sizes}),
+            "logs/20260102_000000/run.json": '{"environment": {}}',  # of a validation
+        },
+    )
+    (found,) = read(run)
+    assert found.settings == {
+        "trainer.a": "1",
+        "data.batches_per_epoch": "45",
+        "validation.batches": "[3, 4]",
+    }
+
+
 def test_the_head_of_the_configuration_is_environment(write_run, read):
     params = "# command: run.py -p x.yaml\n# versions: Python 3\n# git commit: abc\ntrainer: {}\n"
     (found,) = read(write_run(lines=losses(1), params=params))
