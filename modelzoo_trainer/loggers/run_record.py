@@ -10,6 +10,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -190,12 +191,13 @@ def _sizes(trainer: Trainer, val_dataloader: Any, eval_steps: int | None) -> dic
         "batches_per_epoch": trainer.data.num_batches_per_epoch(),
         "samples_per_batch": known(trainer.data.samples_per_batch, None),
     }
-    found = {"data": {key: num for key, num in data.items() if num is not None}}
+    found: dict[str, dict[str, Any]] = {
+        "data": {key: num for key, num in data.items() if num is not None}
+    }
     if trainer.schedule.validates:
-        nums = [
-            known(lambda one=one: num_validation_batches(one, trainer.backend, eval_steps), None)
-            for one in as_loaders(val_dataloader, "val_dataloader")
-        ]
+        count = partial(num_validation_batches, backend=trainer.backend, limit=eval_steps)
+        loaders = as_loaders(val_dataloader, "val_dataloader")
+        nums = [known(partial(count, loader), None) for loader in loaders]
         if any(num is not None for num in nums):
             found["validation"] = {"batches": nums[0] if len(nums) == 1 else nums}
     return {name: sizes for name, sizes in found.items() if sizes}
@@ -251,7 +253,7 @@ def _settings(trainer: Trainer) -> dict[str, Any]:
     made = {name: _optimizer(one) for name, one in trainer.optimizers.items()}
     found |= made if list(made) == ["optimizer"] else {"optimizers": made}
     if made:
-        found["schedulers"] = [_described(one) for one in trainer.schedulers]
+        found["schedulers"] = [_schedule(one) for one in trainer.schedulers]
     for name in ("precision", "loop", "checkpoint", "logging"):
         found[name] = _described(getattr(trainer, name))
     found["callbacks"] = [_described(one) for one in trainer.callbacks.user]
@@ -268,6 +270,15 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     if len(groups) > 1:
         settings["parameter groups"] = len(groups)
     return {type(optimizer).__name__: _without_secrets(settings)}
+
+
+def _schedule(schedule: object) -> dict[str, Any]:
+    """Return the class of a schedule, with its plain arguments and the schedules in it."""
+    found = _described(schedule)
+    members = getattr(schedule, "members", None) or getattr(schedule, "_schedulers", ())  # torch's
+    if members:
+        found[type(schedule).__name__]["schedulers"] = [_schedule(one) for one in members]
+    return found
 
 
 def _data(loader: Loader) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
 from typing import Final
@@ -37,6 +37,7 @@ EXPLAINED: Final = {
     "Throughput": "While training: without validation, saving checkpoints and down time",
 }
 """Texts that appear on hovering."""
+_NO_SETTING: Final = "No setting differs. The data itself and your own code are not compared."
 _MISSING: Final = '<span class="missing">&ndash;</span>'
 
 
@@ -345,7 +346,20 @@ class Tables:
 
 def settings(runs: Sequence[Run]) -> Tables:
     """Return the settings of the runs as tables."""
-    return _compared(runs, [run.settings for run in runs], "Setting")
+    found = _compared(runs, [run.settings for run in runs], "Setting")
+    is_known = sum(bool(run.settings) for run in runs) > 1
+    if found.differing or found.partial or not is_known:
+        return found
+    return replace(found, differing=f'<p class="hint">{_NO_SETTING}{_other_suspects(runs)}</p>')
+
+
+def _other_suspects(runs: Sequence[Run]) -> str:
+    """Return what else differs between runs with the same settings."""
+    facts = compared([run.environment for run in runs if run.environment])
+    names = [escape(row.name) for row in (*facts.differing, *facts.partial)]
+    if not names:
+        return ""
+    return f' The <a href="#environment">environment</a> differs: {", ".join(names)}.'
 
 
 def environment(runs: Sequence[Run]) -> str:
@@ -361,7 +375,7 @@ def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: st
     def made(rows: Sequence[Row], head: Sequence[str]) -> str:
         lines = [
             [
-                f'<code title="{escape(row.path)}">{escape(row.name)}</code>',
+                _named(row),
                 *(_MISSING if cell is None else cell for cell in row.cells),
             ]
             for row in rows
@@ -373,6 +387,12 @@ def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: st
     return Tables(
         made(facts.differing, labels), made(facts.partial, labels), made(facts.same, (several,))
     )
+
+
+def _named(row: Row) -> str:
+    """Return the name of a setting; its full path appears on hovering if that is longer."""
+    title = f' title="{escape(row.path)}"' if row.path != row.name else ""
+    return f"<code{title}>{escape(row.name)}</code>"
 
 
 def checkpoints(runs: Sequence[Run]) -> str:

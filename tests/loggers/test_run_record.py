@@ -8,6 +8,7 @@ from modelzoo_trainer.callbacks import CheckLoss
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.loggers import JsonlLogger, ProgressLogger
 from modelzoo_trainer.loggers import run_record as module
+from modelzoo_trainer.optim.composed import SequentialLR
 from modelzoo_trainer.optim.decay import LinearLR
 
 
@@ -177,6 +178,34 @@ def test_the_learning_rate_is_noted_as_it_was_given_and_not_as_a_warm_up_begins(
     assert found["optimizer"]["SGD"]["lr"] == 0.1
     noted = {"start_factor": 0.25, "end_factor": 1.0, "total_iters": 3}
     assert found["schedulers"] == [{"LinearLR": noted}]
+
+
+def ours(optimizer):
+    members = [lambda _: LinearLR(None, 0.0, 0.1, 2), lambda _: LinearLR(None, 0.1, 0.0, 8)]
+    return SequentialLR(optimizer, members)
+
+
+def of_torch(optimizer):
+    kinds = torch.optim.lr_scheduler
+    members = [kinds.LinearLR(optimizer, 0.5, total_iters=2), kinds.ExponentialLR(optimizer, 0.9)]
+    return kinds.SequentialLR(optimizer, members, milestones=[2])
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "noted"),
+    [
+        (ours, [("LinearLR", "end_learning_rate", 0.1), ("LinearLR", "end_learning_rate", 0.0)]),
+        (of_torch, [("LinearLR", "start_factor", 0.5), ("ExponentialLR", "gamma", 0.9)]),
+    ],
+)
+def test_the_schedules_in_a_schedule_are_noted(schedulers, noted, make, batches):
+    trainer = make(JsonlLogger(), schedulers=schedulers, max_steps=1)
+    trainer.fit(batches)
+    (found,) = facts(trainer)["settings"]["schedulers"]
+    members = found["SequentialLR"]["schedulers"]
+    assert [one[kind][name] for one, (kind, name, _) in zip(members, noted, strict=True)] == [
+        value for _, _, value in noted
+    ]
 
 
 def test_a_stream_has_no_order_to_note(make, batches):

@@ -78,6 +78,33 @@ def test_what_differs_between_runs_comes_first(write_run, page_of):
     assert re.findall(r"<code[^>]*>(.*?)</code>", rest) == ["trainer.init.seed"]
 
 
+def configuration(html):
+    found = re.search(r'<section id="configuration">(.*?)</section>', html, re.DOTALL)
+    return found and found[1]
+
+
+@pytest.mark.parametrize(("commit", "is_named"), [("abc", False), ("def", True)])
+def test_that_no_setting_differs_is_said_and_what_else_differs(
+    commit, is_named, write_run, page_of
+):
+    params = "# git commit: {}\ntrainer: {{init: {{seed: 1}}}}\n"
+    runs = [
+        write_run(name, losses(1), params=params.format(one))
+        for name, one in (("a", "abc"), ("b", commit))
+    ]
+    text = configuration(page_of(*runs))
+    assert "No setting differs." in text
+    assert ("git commit" in text) == is_named
+
+
+def test_nothing_is_said_of_settings_that_are_not_known_or_differ(write_run, page_of):
+    params = "trainer: {{init: {{{}: 1}}}}\n"
+    first, second = (write_run(one, losses(1), params=params.format(one)) for one in "ab")
+    assert "No setting" not in configuration(page_of(first, second))
+    assert "No setting" not in (configuration(page_of(first, write_run("c", losses(1)))) or "")
+    assert "No setting" not in configuration(page_of(first))
+
+
 @pytest.mark.parametrize(("num", "shown"), [(3, " open"), (100, "")])
 def test_a_few_settings_of_only_some_runs_are_shown_at_once(num, shown, write_run, page_of):
     params = "trainer: {seed: 1, schedule: {" + ", ".join(f"s{i}: 1" for i in range(num)) + "}}\n"
