@@ -175,15 +175,25 @@ def test_if_all_learning_rates_are_equal_the_chart_says_so(write_run, page_of):
     assert "(parameter groups 0 and 1 are identical)" in html
 
 
-def test_runs_with_identical_curves_are_named_and_drawn_with_gaps(write_run, page_of):
+def test_runs_with_identical_curves_are_named(write_run, page_of):
     runs = [
         write_run(name, losses(20, scale=scale)) for name, scale in (("a", 1), ("b", 1), ("c", 5))
     ]
     html = page_of(*runs)
     charts = {chart["title"]: chart for chart in data_of(html)["charts"]}
-    assert [curve["over"] for curve in charts["loss"]["curves"]] == [0, 1, 0]
+    assert charts["loss"]["equal"] == [[0, 1]]
     assert html.count('<small class="equal">a = b</small>') == 2  # loss, accuracy
     assert '<small class="equal">a = b = c</small>' in html  # the learning rate
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_norms_of_gradients_are_said_to_be_before_clipping(num, write_run, page_of):
+    names = ["model_wise_grad_norm", "model_wise_params_norm"]
+    names += [f"per_layer_grad_norm/layer_{idx}" for idx in range(num)]
+    html = page_of(write_run(lines=[{"step": 1, **dict.fromkeys(names, 1.0)}]))
+    said = re.findall(r"<code>([\w/]+)</code><small>\(before clipping\)", html)
+    assert len(said) == 2
+    assert not any("params" in name for name in said)
 
 
 def session_files(**files):
