@@ -355,11 +355,7 @@ def test_what_is_not_found_leaves_no_heading_and_no_list_behind(browser, tmp_pat
     assert "Other metrics" in before
     page.page.fill("#find", "norm")
     assert headings.all_text_contents() == ["Overview", "Norms"]
-    assert page.page.locator("nav a:visible").all_text_contents() == [
-        "Overview",
-        "Norms",
-        "Timeline",
-    ]
+    assert page.page.locator("nav a:visible").all_text_contents() == ["Overview", "Norms"]
     page.page.fill("#find", "progress")
     assert not page.page.locator("details.more").is_visible()
     page.page.fill("#find", "remaining")

@@ -243,6 +243,43 @@ def test_the_reason_for_an_early_end_is_shown(write_run, page_of):
     assert html.count("<td>7 of 90</td>") == 2
 
 
+def resumed():
+    return [
+        {"time": 0.0, "event": "start", "step": 0},
+        {"time": 0.1, "event": "train_start", "step": 0, "total_steps": 90},
+        {"time": 49.9, "event": "save", "step": 7, "seconds": 0.1},
+        {"time": 50.0, "event": "end", "step": 7, "outcome": "stopped", "cause": "SIGINT"},
+        {"time": 50.0, "event": "start", "step": 7},
+        {"time": 50.1, "event": "train_start", "step": 7, "total_steps": 90},
+        {"time": 99.9, "event": "end", "step": 20, "outcome": "stopped", "cause": "SIGINT"},
+    ]
+
+
+def overview_of(html):
+    return re.search(r'<section id="overview">(.*?)</section>', html, re.DOTALL)[1]
+
+
+def test_restarts_are_in_the_overview_of_one_run_and_of_several(write_run, page_of):
+    one = write_run("one", losses(20), events=resumed())
+    two = write_run("two", losses(20), events=resumed()[:4])
+    assert "<span>Restarts</span><b>1</b>" in overview_of(page_of(one))
+    assert "Restarts" not in overview_of(page_of(two))
+    assert ">Restarts</span>" in overview_of(page_of(one, two))
+
+
+def test_a_share_is_rounded_alike_everywhere(write_run, page_of):
+    html = page_of(write_run("one", losses(20), events=resumed()))
+    (share,) = re.findall(r"<span>Goodput</span><b>([\d.]+ %)</b>", html)
+    assert f"<small>{share}</small>" in html
+    assert share == "99.7 %"
+
+
+def test_a_run_that_was_stopped_says_by_what(write_run, page_of):
+    one, two = (write_run(name, losses(20), events=resumed()) for name in ("one", "two"))
+    assert re.search(r'<p class="cause stopped">stopped by SIGINT</p>', page_of(one))
+    assert page_of(one, two).count(">stopped</span><small class='why'>by SIGINT</small>") == 2
+
+
 def test_the_table_of_runs_explains_its_numbers(write_run, page_of):
     html = page_of(*(write_run(name, losses(20, scale=n)) for n, name in enumerate("ab", 1)))
     overview = re.search(r'<section id="overview">(.*?)</section>', html, re.DOTALL)[1]

@@ -5,6 +5,7 @@ import platform
 import numpy as np
 import pytest
 
+from modelzoo_trainer.checkpointing import save
 from modelzoo_trainer.errors import ConfigError
 from tests.report.run_lines import losses
 
@@ -225,3 +226,21 @@ def test_runs_of_different_lengths_stand_side_by_side(write_run, read):
     long, short = read(write_run("long", losses(200)), write_run("short", losses(3)))
     assert (long.last_step, short.last_step) == (200, 3)
     assert np.isfinite(long.start)
+
+
+def test_a_checkpoint_was_written_when_its_event_says(write_run, read):
+    events = [
+        event("train_start", 0),
+        event("save", 5, 5, name="checkpoint_5", seconds=2.0),
+        event("save", 9, 9, name="checkpoint_8", seconds=2.0),
+        event("save", 9, 9, name=["odd"]),
+    ]
+    run = write_run(lines=losses(1), events=events)
+    for step in (5, 8):
+        save(run / f"checkpoint_{step}", {"x": 1}, step=step)
+        os.utime(run / f"checkpoint_{step}" / "manifest.json", (1_800_000_000,) * 2)
+    (found,) = read(run)
+    assert [(one.step, one.written.timestamp()) for one in found.checkpoints] == [
+        (5, 1_700_000_007.0),
+        (8, 1_800_000_000),
+    ]
