@@ -119,8 +119,8 @@ def _controls(runs: Sequence[Run]) -> str:
     chips, names = "", ", click a name in a legend to hide its curve"
     if len(runs) > 1:
         names = (
-            ", click a name to hide it, double-click to show only it; a line striped in the colors "
-            "of runs: they coincide"
+            ", click a name to hide it, double-click to show only it; stripes in two colors: "
+            "curves that coincide"
         )
         buttons = "".join(
             f'<button class="chip" data-run="{idx}" aria-pressed="true" '
