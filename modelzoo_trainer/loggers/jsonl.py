@@ -163,6 +163,11 @@ class JsonlLogger(FileLogger):
             self._record.begin_fit(trainer, val_dataloader, loop.eval_steps)
 
     @override
+    def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
+        if self._record is not None:
+            self._record.end_validation(trainer)
+
+    @override
     def on_train_start(
         self, trainer: Trainer, model: Module, train_dataloader: Loader, loop: Any, loop_idx: int
     ) -> None:

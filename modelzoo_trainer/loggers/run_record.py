@@ -66,6 +66,7 @@ class RunRecord:
         self._has_failed = False
         self._saving: tuple[int, float] | None = None
         self._facts: dict[str, Any] | None = None
+        self._val_batches: list[int | None] = []
 
     def begin(self, trainer: Trainer, kind: str, loader: Loader) -> None:
         """Record the start of a fit or a validation; write `run.json` once."""
@@ -76,13 +77,44 @@ class RunRecord:
 
     def begin_fit(self, trainer: Trainer, val_dataloader: Any, eval_steps: int | None) -> None:
         """Add the sizes of the data and the hints about the schedules of a fit to `run.json`."""
-        facts = self._facts or self._read_facts()
-        if facts is None:
+        if trainer.schedule.validates:
+            count = partial(num_validation_batches, backend=trainer.backend, limit=eval_steps)
+            loaders = as_loaders(val_dataloader, "val_dataloader")
+            self._val_batches = [known(partial(count, loader), None) for loader in loaders]
+        self._add(sizes=self._sizes(trainer), hints=list(hints_of(trainer)))
+
+    def end_validation(self, trainer: Trainer) -> None:
+        """Add the number of batches of a validation of a fit, if it was not known before."""
+        scope, _, number = trainer.name_scope_path.rstrip("/").rpartition("_")
+        if scope != "validate" or not number.isdecimal() or int(number) >= len(self._val_batches):
             return
-        sizes = _sizes(trainer, val_dataloader, eval_steps)
-        hints = list(hints_of(trainer))
-        if sizes != facts.get("sizes", {}) or hints != facts.get("hints", []):
-            self._store({**facts, "sizes": sizes, "hints": hints})
+        batches = trainer.val_iterator
+        is_whole = trainer.val_is_complete and trainer.val_micro_batch_size is None
+        if batches is not None and is_whole and self._val_batches[int(number)] is None:
+            self._val_batches[int(number)] = batches.num_yielded
+            self._add(sizes=self._sizes(trainer))
+
+    def _sizes(self, trainer: Trainer) -> dict[str, Any]:
+        """Return the known sizes of the data, over all processes, named as settings."""
+        nums = self._val_batches
+        data = {
+            "batches_per_epoch": trainer.data.num_batches_per_epoch(),
+            "samples_per_batch": known(trainer.data.samples_per_batch, None),
+        }
+        found: dict[str, dict[str, Any]] = {
+            "data": {key: num for key, num in data.items() if num is not None}
+        }
+        if any(num is not None for num in nums):
+            found["validation"] = {"batches": nums[0] if len(nums) == 1 else list(nums)}
+        return {name: sizes for name, sizes in found.items() if sizes}
+
+    def _add(self, **added: Any) -> None:
+        """Add facts to `run.json`, unless it has them."""
+        facts = self._facts or self._read_facts()
+        if facts is not None and any(
+            new != facts.get(key, type(new)()) for key, new in added.items()
+        ):
+            self._store({**facts, **added})
 
     def _read_facts(self) -> dict[str, Any] | None:
         """Return the content of `run.json` of an earlier fit."""
@@ -183,24 +215,6 @@ class RunRecord:
         if not self._has_failed:
             log.warning("%s cannot be written: %s", self._folder / name, error.strerror or error)
         self._has_failed = True
-
-
-def _sizes(trainer: Trainer, val_dataloader: Any, eval_steps: int | None) -> dict[str, Any]:
-    """Return the known sizes of the data of a fit, over all processes, named as settings."""
-    data = {
-        "batches_per_epoch": trainer.data.num_batches_per_epoch(),
-        "samples_per_batch": known(trainer.data.samples_per_batch, None),
-    }
-    found: dict[str, dict[str, Any]] = {
-        "data": {key: num for key, num in data.items() if num is not None}
-    }
-    if trainer.schedule.validates:
-        count = partial(num_validation_batches, backend=trainer.backend, limit=eval_steps)
-        loaders = as_loaders(val_dataloader, "val_dataloader")
-        nums = [known(partial(count, loader), None) for loader in loaders]
-        if any(num is not None for num in nums):
-            found["validation"] = {"batches": nums[0] if len(nums) == 1 else nums}
-    return {name: sizes for name, sizes in found.items() if sizes}
 
 
 def _known_stop(trainer: Trainer) -> str | None:

@@ -193,7 +193,7 @@ def _memory(sessions: Iterable[Session]) -> dict[str, Series]:
 
 def _checkpoints(run_dir: Path, sessions: Iterable[Session]) -> list[Overview]:
     """Return the checkpoints of a run; the times of their files may be those of a copy."""
-    saved = {}
+    saved: dict[tuple[str, float | None], float] = {}
     for session in sessions:
         for event in session.of("save"):
             end = event.time + (event.number("seconds") or 0.0)

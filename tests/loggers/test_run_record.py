@@ -123,9 +123,17 @@ def test_the_sizes_of_the_data_are_noted_for_every_run(has_params, make, batches
     assert facts(trainer)["sizes"]["validation"] == {"batches": 1}
 
 
+@pytest.mark.parametrize(("options", "noted"), [({}, [2, 3]), ({"eval_steps": 1}, [1, 1])])
+def test_a_validation_of_unknown_length_is_counted(options, noted, make, batches):
+    loop = TrainingLoop(max_steps=2, eval_frequency=2, **options)
+    trainer = make(JsonlLogger(), loop=loop)
+    trainer.fit(lambda: iter(batches), [lambda: iter(batches[:2]), lambda: iter(batches[:3])])
+    assert facts(trainer)["sizes"] == {"validation": {"batches": noted}}
+
+
 def test_sizes_that_are_not_known_are_left_out(make, batches):
-    trainer = make(JsonlLogger(), loop=TrainingLoop(max_steps=2, eval_frequency=2))
-    trainer.fit(lambda: iter(batches), lambda: iter(batches[:1]))
+    trainer = make(JsonlLogger(), loop=TrainingLoop(max_steps=2))
+    trainer.fit(lambda: iter(batches))
     assert facts(trainer).get("sizes", {}) == {}
 
 
