@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 TRAIN_LOSS_EPOCH: Final = "train_loss_epoch"
 _STATE: Final = "epoch_loss"
+_CHART: Final = 200  # pixels; height of a chart
+_BETWEEN: Final = 90  # for the numbers and the title of the x axis, and the title of the next chart
+_MARGIN: Final = 60
 
 
 class EpochLoss(Callback):
@@ -151,8 +154,9 @@ def _figure(series: Mapping[str, _Series], log_y: bool) -> Any:
     num_columns = min(2, len(series))
     num_rows = -(-len(series) // num_columns)
     titles = list(series)
+    drawn = _CHART * num_rows + _BETWEEN * (num_rows - 1)
     figure = make_subplots(
-        num_rows, num_columns, subplot_titles=titles, vertical_spacing=0.35 / num_rows
+        num_rows, num_columns, subplot_titles=titles, vertical_spacing=_BETWEEN / drawn
     )
     for idx, (name, pairs) in enumerate(series.items()):
         row, column = divmod(idx, num_columns)
@@ -165,7 +169,8 @@ def _figure(series: Mapping[str, _Series], log_y: bool) -> Any:
             figure.update_yaxes(rangemode="tozero", **place)
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(type="log" if log_y else "linear")
-    figure.update_layout(showlegend=False, height=max(320, 260 * num_rows))
+    margins = {"t": _MARGIN, "b": _MARGIN}
+    figure.update_layout(showlegend=False, height=drawn + 2 * _MARGIN, margin=margins)
     return figure
 
 

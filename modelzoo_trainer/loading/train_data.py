@@ -308,6 +308,22 @@ def validation_batches(
     return EpochIterator(begun, backend.batches, limit=limit, micro_batch_size=micro_batch_size)
 
 
+def num_validation_batches(loader: Loader, backend: Backend, limit: int | None) -> int | None:
+    """Return the number of batches of a validation over all ranks; None = not known.
+
+    `limit`: maximum number of batches; None = no limit.
+
+    Raises:
+        ConfigError: If ranks cannot divide the dataloader.
+    """
+    num = known_length(loader)
+    shard = backend.comm.data_shard
+    split = None if num is None or shard[1] == 1 else split_of(loader, shard, "val_dataloader")
+    if num is not None and split is not None:
+        num = num_batches(num, split, drops=drops_last(loader))
+    return min((one for one in (num, limit) if one is not None), default=None)
+
+
 def explain_empty_validation(name: str) -> str:
     """Return the message for a validation dataloader without batches."""
     return (

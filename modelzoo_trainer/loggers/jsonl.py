@@ -50,9 +50,9 @@ class JsonlLogger(FileLogger):
     removes the lines of steps that it will repeat. Validations since the checkpoint was loaded are
     kept. A run that starts at step 0 renames a file of an earlier run to `metrics-<time>.jsonl`.
 
-    For `modelzoo-trainer report` it also writes to `logs/<time>` the environment and the settings
-    (`run.json`), and the times of training, validations and checkpoints, with the memory used
-    (`events.jsonl`).
+    For `modelzoo-trainer report` it also writes to `logs/<time>` the environment, the settings and
+    the numbers of batches (`run.json`), and the times of training, validations and checkpoints,
+    with the memory used (`events.jsonl`).
 
     If a file cannot be written, a warning is logged once, and the run continues.
 
@@ -160,7 +160,12 @@ class JsonlLogger(FileLogger):
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
         if self._record is not None:
-            self._record.add_hints(trainer)
+            self._record.begin_fit(trainer, val_dataloader, loop.eval_steps)
+
+    @override
+    def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
+        if self._record is not None:
+            self._record.end_validation(trainer)
 
     @override
     def on_train_start(

@@ -10,6 +10,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,9 +25,12 @@ from torch.utils.data import (
 )
 
 from modelzoo_trainer.callback import Loader
+from modelzoo_trainer.console.harmless import known
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.devices import device_name
+from modelzoo_trainer.loading.epochs import as_loaders
+from modelzoo_trainer.loading.train_data import num_validation_batches
 from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.versions import git_commit, versions
 
@@ -47,8 +51,8 @@ _LONGEST_CAUSE: Final = 500  # characters
 class RunRecord:
     """Write `run.json` and `events.jsonl` to `logs/<time>` of a run.
 
-    `run.json` has the environment, the settings and hints about the schedules. `events.jsonl` has a
-    line per event:
+    `run.json` has the environment, the settings, the sizes of the data and hints about the
+    schedules. `events.jsonl` has a line per event:
     `{"time": ..., "event": "validate", "step": 200, "seconds": 1.5}`. `time` is its start, in
     seconds since 1970. Events are `start`, `train_start`, `epoch`, `train_end`, `validate`,
     `save`, `memory` and `end`. There is no work per step. Write failures are logged once.
@@ -62,6 +66,7 @@ class RunRecord:
         self._has_failed = False
         self._saving: tuple[int, float] | None = None
         self._facts: dict[str, Any] | None = None
+        self._val_batches: list[int | None] = []
 
     def begin(self, trainer: Trainer, kind: str, loader: Loader) -> None:
         """Record the start of a fit or a validation; write `run.json` once."""
@@ -70,12 +75,46 @@ class RunRecord:
         self.note("start", trainer.global_step, kind=kind)
         self.flush()
 
-    def add_hints(self, trainer: Trainer) -> None:
-        """Add the hints about the schedules of a fit to `run.json`."""
-        hints = list(hints_of(trainer))
+    def begin_fit(self, trainer: Trainer, val_dataloader: Any, eval_steps: int | None) -> None:
+        """Add the sizes of the data and the hints about the schedules of a fit to `run.json`."""
+        if trainer.schedule.validates:
+            count = partial(num_validation_batches, backend=trainer.backend, limit=eval_steps)
+            loaders = as_loaders(val_dataloader, "val_dataloader")
+            self._val_batches = [known(partial(count, loader), None) for loader in loaders]
+        self._add(sizes=self._sizes(trainer), hints=list(hints_of(trainer)))
+
+    def end_validation(self, trainer: Trainer) -> None:
+        """Add the number of batches of a validation of a fit, if it was not known before."""
+        scope, _, number = trainer.name_scope_path.rstrip("/").rpartition("_")
+        if scope != "validate" or not number.isdecimal() or int(number) >= len(self._val_batches):
+            return
+        batches = trainer.val_iterator
+        is_whole = trainer.val_is_complete and trainer.val_micro_batch_size is None
+        if batches is not None and is_whole and self._val_batches[int(number)] is None:
+            self._val_batches[int(number)] = batches.num_yielded
+            self._add(sizes=self._sizes(trainer))
+
+    def _sizes(self, trainer: Trainer) -> dict[str, Any]:
+        """Return the known sizes of the data, over all processes, named as settings."""
+        nums = self._val_batches
+        data = {
+            "batches_per_epoch": trainer.data.num_batches_per_epoch(),
+            "samples_per_batch": known(trainer.data.samples_per_batch, None),
+        }
+        found: dict[str, dict[str, Any]] = {
+            "data": {key: num for key, num in data.items() if num is not None}
+        }
+        if any(num is not None for num in nums):
+            found["validation"] = {"batches": nums[0] if len(nums) == 1 else list(nums)}
+        return {name: sizes for name, sizes in found.items() if sizes}
+
+    def _add(self, **added: Any) -> None:
+        """Add facts to `run.json`, unless it has them."""
         facts = self._facts or self._read_facts()
-        if facts is not None and hints != facts.get("hints", []):
-            self._store({**facts, "hints": hints})
+        if facts is not None and any(
+            new != facts.get(key, type(new)()) for key, new in added.items()
+        ):
+            self._store({**facts, **added})
 
     def _read_facts(self) -> dict[str, Any] | None:
         """Return the content of `run.json` of an earlier fit."""
@@ -228,7 +267,7 @@ def _settings(trainer: Trainer) -> dict[str, Any]:
     made = {name: _optimizer(one) for name, one in trainer.optimizers.items()}
     found |= made if list(made) == ["optimizer"] else {"optimizers": made}
     if made:
-        found["schedulers"] = [_described(one) for one in trainer.schedulers]
+        found["schedulers"] = [_schedule(one) for one in trainer.schedulers]
     for name in ("precision", "loop", "checkpoint", "logging"):
         found[name] = _described(getattr(trainer, name))
     found["callbacks"] = [_described(one) for one in trainer.callbacks.user]
@@ -245,6 +284,15 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     if len(groups) > 1:
         settings["parameter groups"] = len(groups)
     return {type(optimizer).__name__: _without_secrets(settings)}
+
+
+def _schedule(schedule: object) -> dict[str, Any]:
+    """Return the class of a schedule, with its plain arguments and the schedules in it."""
+    found = _described(schedule)
+    members = getattr(schedule, "members", None) or getattr(schedule, "_schedulers", ())  # torch's
+    if members:
+        found[type(schedule).__name__]["schedulers"] = [_schedule(one) for one in members]
+    return found
 
 
 def _data(loader: Loader) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from modelzoo_trainer.report.coinciding import are_equal, cover_each_other, equal_runs
+from modelzoo_trainer.report.coinciding import are_equal, equal_runs
 from modelzoo_trainer.report.metric_names import (
     SECTIONS,
     chart_of,
@@ -48,8 +48,8 @@ class Chart:
     """Metrics with the same values."""
     identical: str = ""
     """What has the same values, in words."""
-    equal: list[str] = field(default_factory=list)
-    """Runs with the same values, such as "a = b"."""
+    equal: list[list[int]] = field(default_factory=list)
+    """Groups of runs, by index, with the same values at the same steps."""
 
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
@@ -127,14 +127,7 @@ def _note_equal(chart: Chart, runs: Sequence[Run]) -> None:
     own: list[dict[str, Series]] = [{} for _ in runs]
     for idx, name, _, _ in chart.curves:
         own[idx][name] = runs[idx].metrics.series[name]
-    chart.equal = equal_runs([run.name for run in runs], own)
-
-
-def _num_covered(runs: Sequence[Run], idx: int, name: str) -> int:
-    """Return how many curves of earlier runs a curve covers."""
-    series = runs[idx].metrics.series[name]
-    earlier = (run.metrics.series.get(name) for run in runs[:idx])
-    return sum(other is not None and cover_each_other(series, other) for other in earlier)
+    chart.equal = equal_runs(own)
 
 
 def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any], list[str]]:
@@ -155,7 +148,6 @@ def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any
             is_thinned = is_thinned or "mean" in curve
             curve |= {"run": idx, "variant": variant, "member": member}
             curve["smooth"] = not is_validation(name)
-            curve["over"] = _num_covered(runs, idx, name)
             curves.append(curve)
         left -= len(curves)
         drawn.append(
@@ -164,6 +156,7 @@ def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any
                 "section": chart.section,
                 "unit": chart.unit,
                 "members": chart.members,
+                "equal": chart.equal,
                 "curves": curves,
             }
         )

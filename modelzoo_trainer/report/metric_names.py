@@ -22,6 +22,7 @@ _SECTIONS: Final = (
         ),
     ),
 )
+_GRAD_NORM: Final = re.compile(r"(?:model_wise|per_layer)_grad_norm(?:/.*)?")  # of ComputeNorm
 SECTIONS: Final = {
     "loss": "Losses",
     "validation": "Validation metrics",
@@ -49,6 +50,11 @@ def section_of(name: str) -> str:
 def is_time_left(name: str) -> bool:
     """Return whether a metric is an estimate of the time left."""
     return name.rpartition("/")[2] in ("time_remaining", "loop_time_remaining")
+
+
+def note_of(name: str) -> str:
+    """Return what a reader must know about a metric or a family of them; "" = nothing."""
+    return "before clipping" if _GRAD_NORM.fullmatch(name) else ""
 
 
 def is_validation(name: str) -> bool:

@@ -9,7 +9,6 @@
     "#e39bc8", "#c2a27a", "#dccf6d", "#aab6c1",
   ];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
-  const OVER = ["3px,7px", "1px,9px", "7px,11px", "1px,15px"]; // of curves that cover others
   const KIND_COLORS = {
     train: "#3f9e57", data: "#b3a22a", validate: "#3b78c3", save: "#8a63c9", startup: "#9aa5b1",
     lost: "#d1495b", down: "#4a4f57", other: "#cfd5db",
@@ -60,6 +59,7 @@
   }
 
   function unpackCurve(curve) {
+    if (typeof curve.value[1] !== "string") return;
     unpack(curve);
     if (curve.mean) unpack(curve.mean);
     if (curve.bad) unpack(curve.bad);
@@ -189,29 +189,37 @@
     const member = state.member[chart.title] || chart.members[0] || "";
     const off = state.off[item.id] || [];
     const traces = [];
+    const lines = [];
     for (const curve of chart.curves) {
       if (chart.members.length && curve.member !== member) continue;
       if (state.hidden.includes(curve.run)) continue;
-      if (typeof curve.value[1] === "string") unpackCurve(curve);
+      unpackCurve(curve);
       const place = variants.indexOf(curve.variant);
       const look = {
         color: COLORS[(byMember ? place : curve.run) % COLORS.length],
-        dash: dashOf(curve, several && !byMember ? DASHES[place % DASHES.length] : "solid"),
+        dash: several && !byMember ? DASHES[place % DASHES.length] : "solid",
         name: nameOf(curve, several),
         group: curve.variant,
         visible: off.includes(curve.variant) ? "legendonly" : true,
         isOwn: data.runs.length === 1 && several,
       };
-      traces.push(...drawn(curve, look));
+      const own = drawn(curve, look);
+      traces.push(...own);
+      const line = own.filter((one) => one.mode !== "markers").pop();
+      if (line && look.visible === true) {
+        lines.push({ ...line.line, x: line.x, y: line.y, variant: curve.variant, run: curve.run });
+      }
     }
+    traces.push(...coinciding.stripes(lines, isLog(item)).map(stripe));
     if (several && data.runs.length > 1) traces.push(...variants.map((one, idx) => key(one, idx, off)));
     return traces;
   }
 
-  /** A curve over those of earlier runs has gaps in which they are seen. */
-  function dashOf(curve, dash) {
-    const numUnder = data.runs.filter((_, run) => run < curve.run && !state.hidden.includes(run)).length;
-    return curve.over && numUnder ? OVER[(curve.over - 1) % OVER.length] : dash;
+  /** A line that shows a curve where another one covers it. */
+  function stripe({ x, y, color, dash, over }) {
+    return {
+      x, y, mode: "lines", line: { color, dash, width: 1.7 }, meta: { over }, showlegend: false, hoverinfo: "skip",
+    };
   }
 
   /** A line of the legend that stands for the curves of all runs. */
@@ -309,6 +317,28 @@
       item.div.on("plotly_legendclick", (event) => toggleVariant(item, event));
     }
     item.card.classList.toggle("empty", traces.length === 0);
+    noteEqual(item);
+  }
+
+  /** Name the runs whose curves are the same, also on this x axis. */
+  function noteEqual(item) {
+    const place = item.card.querySelector(".equal");
+    if (!place) return;
+    const found = state.x === "step" ? item.chart.equal : item.chart.equal.flatMap(
+      (group) => coinciding.regrouped(group, (one, other) => areAtEqualPlaces(item.chart, one, other)),
+    );
+    place.textContent = found
+      .map((group) => group.map((run) => data.runs[run].name).join(" = ")).join(", ");
+  }
+
+  function areAtEqualPlaces(chart, one, other) {
+    const [first, second] = [one, other].map((run) => chart.curves
+      .filter((curve) => curve.run === run)
+      .flatMap((curve) => {
+        unpackCurve(curve);
+        return xOf(curve, curve) || [NaN];
+      }));
+    return first.every((x, idx) => Math.abs(x - second[idx]) <= 1e-6 * Math.abs(x));
   }
 
   function toggleVariant(item, event) {
@@ -471,11 +501,28 @@
 
   function find() {
     const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
-    if (words.length) for (const more of document.querySelectorAll("details.more")) more.open = true;
     for (const { card, chart } of cards) {
       const names = [chart.title, ...chart.members].join(" ").toLowerCase();
       card.hidden = !words.every((word) => names.includes(word));
     }
+    for (const more of document.querySelectorAll("details.more")) {
+      if (words.length && !("before" in more.dataset)) more.dataset.before = more.open ? "open" : "";
+      more.hidden = !hasShownCard(more);
+      if (words.length) more.open = true;
+      else if ("before" in more.dataset) {
+        more.open = more.dataset.before === "open";
+        delete more.dataset.before;
+      }
+    }
+    for (const section of document.querySelectorAll("section")) {
+      if (!section.querySelector("figure[data-chart]")) continue;
+      section.hidden = !hasShownCard(section);
+      for (const link of document.querySelectorAll(`nav a[href="#${section.id}"]`)) link.hidden = section.hidden;
+    }
+  }
+
+  function hasShownCard(part) {
+    return part.querySelector("figure[data-chart]:not([hidden])") !== null;
   }
 
   function bindCards() {

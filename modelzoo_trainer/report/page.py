@@ -17,7 +17,7 @@ from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.report import tables
 from modelzoo_trainer.report.chart_data import Chart, charts_of, payload
-from modelzoo_trainer.report.metric_names import SECTIONS, is_time_left
+from modelzoo_trainer.report.metric_names import SECTIONS, is_time_left, note_of
 from modelzoo_trainer.report.run import Run
 from modelzoo_trainer.report.sessions import IMAGE_KINDS
 
@@ -76,6 +76,7 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
 {plotly_js()}
 </script>
 <script>
+{_asset("coinciding.js")}
 {_asset("page.js")}
 </script>
 </body>
@@ -117,7 +118,10 @@ def _in_script(facts: dict[str, Any]) -> str:
 def _controls(runs: Sequence[Run]) -> str:
     chips, names = "", ", click a name in a legend to hide its curve"
     if len(runs) > 1:
-        names = ", click a name to hide it, double-click to show only it"
+        names = (
+            ", click a name to hide it, double-click to show only it; stripes in two colors: "
+            "curves that coincide"
+        )
         buttons = "".join(
             f'<button class="chip" data-run="{idx}" aria-pressed="true" '
             f'title="{escape(str(run.path))}"><i></i>{escape(run.name)}</button>'
@@ -164,8 +168,8 @@ def _sections(
 
 def _charts(runs: Sequence[Run], key: str, own: Sequence[tuple[int, Chart]]) -> str:
     """Return the cards of a section; estimates of the time left are collapsed."""
-    cards = [_card(idx, chart) for idx, chart in own if not is_time_left(chart.title)]
-    rest = [_card(idx, chart) for idx, chart in own if is_time_left(chart.title)]
+    cards = [_card(runs, idx, chart) for idx, chart in own if not is_time_left(chart.title)]
+    rest = [_card(runs, idx, chart) for idx, chart in own if is_time_left(chart.title)]
     found = f'<div class="charts">{"".join(cards)}</div>' if cards else ""
     if rest:
         found += (
@@ -175,13 +179,14 @@ def _charts(runs: Sequence[Run], key: str, own: Sequence[tuple[int, Chart]]) -> 
     return tables.hints(runs) + found if key == "lr" and found else found
 
 
-def _card(idx: int, chart: Chart) -> str:
-    also = ""
+def _card(runs: Sequence[Run], idx: int, chart: Chart) -> str:
+    also = f"<small>({note})</small>" if (note := note_of(chart.title)) else ""
     if chart.also:
         names = ", ".join(chart.also)
-        also = f'<small title="{escape(names)}">({escape(chart.identical)})</small>'
+        also += f'<small title="{escape(names)}">({escape(chart.identical)})</small>'
     if chart.equal:
-        also += f'<small class="equal">{escape(", ".join(chart.equal))}</small>'
+        groups = [" = ".join(runs[one].name for one in group) for group in chart.equal]
+        also += f'<small class="equal">{escape(", ".join(groups))}</small>'
     choice = ""
     if chart.members:
         options = "".join(f"<option>{escape(member)}</option>" for member in chart.members)

@@ -9,7 +9,8 @@ import platform
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +59,11 @@ class Run:
     notes: list[str] = field(default_factory=list)
     warnings: list[Record] = field(default_factory=list)
     """Hints about the schedules, then warnings and errors of `run.log`."""
+
+    @property
+    def ending(self) -> str:
+        """The cause in words, after the state; "" = not known."""
+        return f"by {self.cause}" if self.cause and self.state == "stopped" else self.cause
 
     @property
     def start(self) -> float:
@@ -121,7 +127,7 @@ def read_run(path: Path, name: str) -> Run:
     first, last = metrics.first_time, metrics.last_time
     run.timeline = timeline_of(run.sessions, first, last, run_dir)
     if not is_alone:
-        run.checkpoints = _checkpoints(run_dir)
+        run.checkpoints = _checkpoints(run_dir, sessions)
         run.samples = [one for session in run.sessions for one in samples_of(session)]
     _take_settings(run)
     run.state, run.cause = _state(run, run_dir, file)
@@ -185,17 +191,38 @@ def _memory(sessions: Iterable[Session]) -> dict[str, Series]:
     return found
 
 
-def _checkpoints(run_dir: Path) -> list[Overview]:
+def _checkpoints(run_dir: Path, sessions: Iterable[Session]) -> list[Overview]:
+    """Return the checkpoints of a run; the times of their files may be those of a copy."""
+    saved: dict[tuple[str, float | None], float] = {}
+    for session in sessions:
+        for event in session.of("save"):
+            end = event.time + (event.number("seconds") or 0.0)
+            saved[str(event.facts.get("name")), event.step] = end
     try:
-        return [item for item in find_checkpoints(run_dir) if not item.is_leftover]
+        found = [item for item in find_checkpoints(run_dir) if not item.is_leftover]
     except OSError:
         return []
+    return [
+        item if end is None else replace(item, written=_local(end) or item.written)
+        for item in found
+        for end in [saved.get((item.path.name, item.step))]
+    ]
+
+
+def _local(seconds: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(seconds).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _take_settings(run: Run) -> None:
+    sizes: dict[str, str] = {}
     for session in run.sessions:
         run.settings = session.settings or run.settings
         run.environment = session.environment or run.environment
+        sizes = session.sizes or sizes
+    run.settings = run.settings | sizes
 
 
 # ---- state

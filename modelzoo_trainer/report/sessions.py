@@ -66,6 +66,8 @@ class Session:
     num_broken: int = 0
     """Unreadable lines of `events.jsonl`, except the last one."""
     settings: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, str] = field(default_factory=dict)
+    """Of the data, named as settings."""
     environment: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
@@ -179,6 +181,8 @@ def _read_facts(session: Session) -> None:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         session.problems.append(f"{FACTS} cannot be read")
         return
+    sizes = facts.get("sizes")
+    session.sizes = flattened(sizes) if isinstance(sizes, dict) and sizes else {}
     hints = facts.get("hints")
     session.hints = [hide_in_text(str(one)) for one in hints] if isinstance(hints, list) else []
     if isinstance(settings, dict):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from modelzoo_trainer.report.alignment import align
+
 _LONGEST_CELL: Final = 300
 _RUN_DIR: Final = ("model_dir",)  # always differs
 _SEED: Final = ("seed",)
@@ -21,6 +23,7 @@ class Row:
     """One setting: its path, a short name, and the cell of each run as HTML."""
 
     path: str
+    """Its full path; if it has another one in another run, all of them."""
     name: str
     cells: tuple[str | None, ...]
 
@@ -30,13 +33,15 @@ class Comparison:
     """Facts of several runs: different, only in some, or the same."""
 
     differing: list[Row]
-    """The numbers that changed most first, seeds last."""
+    """Other optimizers and schedules first, then the numbers that changed most, seeds last."""
     partial: list[Row]
     same: list[Row]
 
 
 def compared(found: Sequence[Mapping[str, str]]) -> Comparison:
     """Compare facts of runs; of one run, all are "the same"."""
+    aligned = align(found)
+    found = aligned.found
     keys = list(dict.fromkeys(key for one in found for key in one))
     if len(found) > 1:
         keys = [key for key in keys if not _ends(key, _RUN_DIR)]
@@ -44,15 +49,17 @@ def compared(found: Sequence[Mapping[str, str]]) -> Comparison:
     same = [key for key in keys if len(set(values[key])) == 1]
     partial = [key for key in keys if key not in same and None in values[key]]
     rest = [key for key in keys if key not in same and key not in partial]
-    rest.sort(key=lambda key: _order(key, values[key]))
-    short = short_paths(rest)
+    rest.sort(key=lambda key: (key not in aligned.classes, *_order(key, values[key])))
+    short = short_paths([*rest, *partial])
+    short |= {key: key.removeprefix("trainer.init.") for key in aligned.classes}
+    paths = {key: " | ".join(aligned.paths.get(key, [key])) for key in keys}
     return Comparison(
         [
-            Row(key, short[key], _changed(values[key], has_ratio=not _ends(key, _SEED)))
+            Row(paths[key], short[key], _changed(values[key], has_ratio=not _ends(key, _SEED)))
             for key in rest
         ],
-        [Row(key, key, tuple(map(_cell, values[key]))) for key in partial],
-        [Row(key, key, (_cell(values[key][0]),)) for key in same],
+        [Row(paths[key], short[key], tuple(map(_cell, values[key]))) for key in partial],
+        [Row(paths[key], key, (_cell(values[key][0]),)) for key in same],
     )
 
 
@@ -95,8 +102,13 @@ def _changed(values: Sequence[str | None], *, has_ratio: bool) -> tuple[str | No
     for idx, value in enumerate(values):
         number = _number(value)
         if has_ratio and idx and first and number and number != first and number / first > 0:
-            cells[idx] = f"{cells[idx]} <small>(&times; {number / first:.3g})</small>"
+            cells[idx] = f"{cells[idx]} <small>(&times; {_ratio(number / first)})</small>"
     return tuple(cells)
+
+
+def _ratio(value: float) -> str:
+    """Format a ratio with three digits, without an exponent unless it is very large or small."""
+    return f"{float(f'{value:.3g}'):.7g}"
 
 
 def _cell(text: str | None) -> str | None:

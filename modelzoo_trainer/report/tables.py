@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
 from typing import Final
@@ -33,11 +33,14 @@ _RATES: Final = (
 )
 _LONGEST_CAUSE: Final = 80  # in a table; all of it appears on hovering
 EXPLAINED: Final = {
+    "Restarts": "How often the run was interrupted or failed, and then resumed",
     "Wall time": "From the first start to the last event, with restarts and the time between them",
     "Goodput": "Share of the wall time spent training, without steps lost to restarts",
     "Throughput": "While training: without validation, saving checkpoints and down time",
+    "Written": "According to events.jsonl; otherwise the time of its file, which a copy changes",
 }
 """Texts that appear on hovering."""
+_NO_SETTING: Final = "No setting differs. The data itself and your own code are not compared."
 _MISSING: Final = '<span class="missing">&ndash;</span>'
 
 
@@ -92,7 +95,8 @@ def _state(run: Run) -> str:
 
 
 def _state_and_cause(run: Run) -> str:
-    cause = run.cause if len(run.cause) <= _LONGEST_CAUSE else f"{run.cause[:_LONGEST_CAUSE]} ..."
+    cause = run.ending
+    cause = cause if len(cause) <= _LONGEST_CAUSE else f"{cause[:_LONGEST_CAUSE]} ..."
     return f"{_state(run)}<small class='why'>{escape(cause)}</small>" if cause else _state(run)
 
 
@@ -115,7 +119,11 @@ def _wall(run: Run) -> str:
 def _goodput(run: Run) -> str:
     share = run.timeline.goodput
     known = share is not None and run.timeline.source != "metrics"
-    return f"{100 * share:.0f} %" if share is not None and known else _MISSING
+    return f"{100 * share:.1f} %" if share is not None and known else _MISSING
+
+
+def _restarts(run: Run) -> str:
+    return str(run.timeline.num_restarts) if run.timeline.num_restarts else _MISSING
 
 
 def _rate(run: Run) -> str:
@@ -145,6 +153,7 @@ def _rounded(value: float) -> float:
 _FACTS: Final[dict[str, Callable[[Run], str]]] = {
     "Steps": _steps,
     "Epochs completed": _epochs,
+    "Restarts": _restarts,
     "Wall time": _wall,
     "Goodput": _goodput,
     "Throughput": _rate,
@@ -166,7 +175,10 @@ def _tiles(run: Run) -> str:
         for title, value in facts
         if value != _MISSING
     )
-    cause = f'<p class="cause">{escape(run.cause)}</p>' if run.cause else ""
+    cause = ""
+    if run.cause:
+        text = f"stopped {run.ending}" if run.state == "stopped" else run.cause
+        cause = f'<p class="cause {escape(run.state)}">{escape(text)}</p>'
     names = _chosen([run], _MAX_TILE_METRICS)
     rows = []
     for name in names:
@@ -346,7 +358,20 @@ class Tables:
 
 def settings(runs: Sequence[Run]) -> Tables:
     """Return the settings of the runs as tables."""
-    return _compared(runs, [run.settings for run in runs], "Setting")
+    found = _compared(runs, [run.settings for run in runs], "Setting")
+    is_known = sum(bool(run.settings) for run in runs) > 1
+    if found.differing or found.partial or not is_known:
+        return found
+    return replace(found, differing=f'<p class="hint">{_NO_SETTING}{_other_suspects(runs)}</p>')
+
+
+def _other_suspects(runs: Sequence[Run]) -> str:
+    """Return what else differs between runs with the same settings."""
+    facts = compared([run.environment for run in runs if run.environment])
+    names = [escape(row.name) for row in (*facts.differing, *facts.partial)]
+    if not names:
+        return ""
+    return f' The <a href="#environment">environment</a> differs: {", ".join(names)}.'
 
 
 def environment(runs: Sequence[Run]) -> str:
@@ -362,7 +387,7 @@ def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: st
     def made(rows: Sequence[Row], head: Sequence[str]) -> str:
         lines = [
             [
-                f'<code title="{escape(row.path)}">{escape(row.name)}</code>',
+                _named(row),
                 *(_MISSING if cell is None else cell for cell in row.cells),
             ]
             for row in rows
@@ -376,9 +401,16 @@ def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: st
     )
 
 
+def _named(row: Row) -> str:
+    """Return the name of a setting; its full path appears on hovering if that is longer."""
+    title = f' title="{escape(row.path)}"' if row.path != row.name else ""
+    return f"<code{title}>{escape(row.name)}</code>"
+
+
 def checkpoints(runs: Sequence[Run]) -> str:
     """Return the checkpoints of the runs: step, size, path."""
-    head = ("Run", "Step", "Size", "Written", "State", "Path")
+    written = f"<span{_explained('Written')}>Written</span>"
+    head = ("Run", "Step", "Size", written, "State", "Path")
     rows: list[tuple[str, ...]] = []
     newest: list[tuple[str, ...]] = []
     for idx, run in enumerate(runs):

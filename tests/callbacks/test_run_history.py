@@ -293,6 +293,20 @@ def test_a_plot_has_all_metrics_by_default_also_many():
     assert len(history.plot("m07").data) == 1
 
 
+@pytest.mark.parametrize("num", [1, 3, 41])
+def test_charts_are_far_enough_apart_for_their_titles(num):
+    history = RunHistory()
+    for idx in range(num):
+        history.update_metric(f"m{idx:02}", idx, step=1)
+    layout = history.plot().layout
+    axes = [layout[f"yaxis{idx or ''}"].domain for idx in (0, *range(2, num + 1))]
+    starts = sorted({axis[0] for axis in axes})
+    ends = sorted({axis[1] for axis in axes})
+    height = layout.height - layout.margin.t - layout.margin.b
+    assert all(height * (end - start) > 150 for start, end in zip(starts, ends, strict=True))
+    assert all(height * (above - end) > 80 for end, above in zip(ends, starts[1:], strict=False))
+
+
 def test_the_axis_of_a_constant_is_of_its_size():
     history = RunHistory()
     for step in (1, 2):

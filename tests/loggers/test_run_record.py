@@ -8,6 +8,7 @@ from modelzoo_trainer.callbacks import CheckLoss
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.loggers import JsonlLogger, ProgressLogger
 from modelzoo_trainer.loggers import run_record as module
+from modelzoo_trainer.optim.composed import SequentialLR
 from modelzoo_trainer.optim.decay import LinearLR
 
 
@@ -106,6 +107,36 @@ def test_a_run_from_python_notes_its_settings(make, batches, monkeypatch):
     assert found["environment"]["processes"] == 1
 
 
+@pytest.mark.parametrize("has_params", [False, True])
+def test_the_sizes_of_the_data_are_noted_for_every_run(has_params, make, batches):
+    loop = TrainingLoop(max_steps=2, eval_frequency=2, eval_steps=3)
+    trainer = make(JsonlLogger(), loop=loop)
+    if has_params:
+        (trainer.artifact_dir / "params.yaml").write_text("trainer: {}\n")
+    trainer.fit(batches[:5], [batches[:2], lambda: iter(batches), batches])
+    assert facts(trainer)["sizes"] == {
+        "data": {"batches_per_epoch": 5, "samples_per_batch": 8},
+        "validation": {"batches": [2, 3, 3]},
+    }
+    trainer.fit(batches[:4], batches[:1])
+    assert facts(trainer)["sizes"]["data"]["batches_per_epoch"] == 4
+    assert facts(trainer)["sizes"]["validation"] == {"batches": 1}
+
+
+@pytest.mark.parametrize(("options", "noted"), [({}, [2, 3]), ({"eval_steps": 1}, [1, 1])])
+def test_a_validation_of_unknown_length_is_counted(options, noted, make, batches):
+    loop = TrainingLoop(max_steps=2, eval_frequency=2, **options)
+    trainer = make(JsonlLogger(), loop=loop)
+    trainer.fit(lambda: iter(batches), [lambda: iter(batches[:2]), lambda: iter(batches[:3])])
+    assert facts(trainer)["sizes"] == {"validation": {"batches": noted}}
+
+
+def test_sizes_that_are_not_known_are_left_out(make, batches):
+    trainer = make(JsonlLogger(), loop=TrainingLoop(max_steps=2))
+    trainer.fit(lambda: iter(batches))
+    assert facts(trainer).get("sizes", {}) == {}
+
+
 class Backwards(torch.utils.data.Sampler):
     def __init__(self, num):
         self.num = num
@@ -155,6 +186,34 @@ def test_the_learning_rate_is_noted_as_it_was_given_and_not_as_a_warm_up_begins(
     assert found["optimizer"]["SGD"]["lr"] == 0.1
     noted = {"start_factor": 0.25, "end_factor": 1.0, "total_iters": 3}
     assert found["schedulers"] == [{"LinearLR": noted}]
+
+
+def ours(optimizer):
+    members = [lambda _: LinearLR(None, 0.0, 0.1, 2), lambda _: LinearLR(None, 0.1, 0.0, 8)]
+    return SequentialLR(optimizer, members)
+
+
+def of_torch(optimizer):
+    kinds = torch.optim.lr_scheduler
+    members = [kinds.LinearLR(optimizer, 0.5, total_iters=2), kinds.ExponentialLR(optimizer, 0.9)]
+    return kinds.SequentialLR(optimizer, members, milestones=[2])
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "noted"),
+    [
+        (ours, [("LinearLR", "end_learning_rate", 0.1), ("LinearLR", "end_learning_rate", 0.0)]),
+        (of_torch, [("LinearLR", "start_factor", 0.5), ("ExponentialLR", "gamma", 0.9)]),
+    ],
+)
+def test_the_schedules_in_a_schedule_are_noted(schedulers, noted, make, batches):
+    trainer = make(JsonlLogger(), schedulers=schedulers, max_steps=1)
+    trainer.fit(batches)
+    (found,) = facts(trainer)["settings"]["schedulers"]
+    members = found["SequentialLR"]["schedulers"]
+    assert [one[kind][name] for one, (kind, name, _) in zip(members, noted, strict=True)] == [
+        value for _, _, value in noted
+    ]
 
 
 def test_a_stream_has_no_order_to_note(make, batches):

@@ -261,26 +261,106 @@ def test_a_page_that_is_watched_refreshes_itself_and_keeps_its_settings(
         server.server_close()
 
 
-def dashes(page, title):
+def written(folder, **runs):
+    """Open a report of some runs: their lines of metrics, and the steps of an epoch."""
+    for name, (lines, per_epoch) in runs.items():
+        logs = folder / name / "logs" / "1"
+        logs.mkdir(parents=True)
+        (folder / name / "metrics.jsonl").write_text(to_text(lines))
+        events = [{"time": 1.0, "event": "train_start", "step": 0, "steps_per_epoch": per_epoch}]
+        (logs / "events.jsonl").write_text(to_text(events))
+    out = folder / "report.html"
+    assert main([*(str(folder / name) for name in runs), "-o", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def compare(browser, tmp_path):
+    opened = []
+
+    def compare(**runs):
+        opened.append(Page(browser, written(tmp_path, **runs).as_uri()))
+        return opened[0]
+
+    yield compare
+    opened[0].page.close()
+    assert opened[0].said == []
+
+
+def stripes(page, title):
+    """Return the first and last x of each curve's stripes, with its run."""
     page.chart(title).scroll_into_view_if_needed()
+    page.page.wait_for_timeout(300)
     plot = page.chart(title).locator(".js-plotly-plot")
-    return plot.evaluate("div => div.data.filter(t => t.x.length > 1).map(t => t.line.dash)")
+    return plot.evaluate(
+        """div => div.data.filter(t => t.meta && t.meta.over !== undefined)
+            .map(t => [t.meta.over, t.x[0], t.x.filter(x => x !== null).pop()])"""
+    )
 
 
-def test_a_curve_over_another_has_gaps_until_the_other_is_hidden(browser, tmp_path):
-    for name in ("first", "second"):
-        write(tmp_path / name, 60, 1.0)
-    out = tmp_path / "report.html"
-    runs = [str(tmp_path / name) for name in ("first", "second")]
-    assert main([*runs, "-o", str(out)]) == 0
-    opened = Page(browser, out.as_uri())
-    try:
-        first, second = dashes(opened, "validate_0/accuracy")
-        assert first == "solid"
-        assert second != "solid"
-        opened.page.locator("#legend .chip", has_text="first").click()
-        opened.page.wait_for_timeout(300)
-        assert dashes(opened, "validate_0/accuracy") == ["solid"]
-        assert opened.chart("validate_0/accuracy").get_by_text("first = second").count() == 1
-    finally:
-        opened.page.close()
+def equal(page, title):
+    return page.chart(title).locator(".equal").text_content()
+
+
+def test_a_curve_over_another_is_striped_until_one_of_them_is_hidden(compare):
+    page = compare(first=(losses(60), 10), second=(losses(60), 10), third=(losses(60), 10))
+    assert stripes(page, "loss") == [[1, 1, 60], [2, 1, 60], [2, 1, 60]]
+    assert page.num_lines("loss") == 3 + 3
+    page.page.locator("#legend .chip", has_text="first").click()
+    assert stripes(page, "loss") == [[2, 1, 60]]
+    page.page.locator("#legend .chip", has_text="second").click()
+    assert stripes(page, "loss") == []
+
+
+def test_only_the_part_is_striped_where_curves_coincide(compare):
+    def lines(late):
+        return [
+            {"step": step, "loss": 9 / step + late * (step > 40), "lr/0": 1e-9 * late + step}
+            for step in range(1, 101)
+        ]
+
+    page = compare(first=(lines(0), 10), second=(lines(5), 10))
+    assert stripes(page, "loss") == [[1, 1, 40]]
+    assert stripes(page, "lr/0") == [[1, 1, 100]]
+
+
+def test_curves_that_only_cross_are_not_striped(compare):
+    first = [{"step": step, "loss": step / 100} for step in range(1, 101)]
+    second = [{"step": step, "loss": 1 - step / 100} for step in range(1, 101)]
+    page = compare(first=(first, 10), second=(second, 10))
+    assert stripes(page, "loss") == []
+
+
+def test_what_coincides_is_said_for_the_x_axis_that_is_shown(compare):
+    lines = losses(60)
+    page = compare(first=(lines, 10), second=(lines, 20), third=(lines, 10))
+    assert equal(page, "lr/0") == "first = second = third"
+    assert len(stripes(page, "loss")) == 3
+    page.page.select_option("#x-axis", "epoch")
+    assert stripes(page, "loss") == [[2, 0.1, 6]]  # the third covers the first
+    assert equal(page, "loss") == "first = third"
+    page.page.select_option("#x-axis", "step")
+    page.page.wait_for_timeout(300)
+    assert equal(page, "loss") == "first = second = third"
+
+
+def test_what_is_not_found_leaves_no_heading_and_no_list_behind(browser, tmp_path):
+    lines = [
+        {"step": step, "loss": 1.0, "grad_norm": 2.0, "time_remaining": 9.0, "progress": 1}
+        for step in range(1, 5)
+    ]
+    page = Page(browser, written(tmp_path, run=(lines, 2)).as_uri())
+    headings = page.page.locator("h2:visible")
+    before = headings.all_text_contents()
+    assert "Other metrics" in before
+    page.page.fill("#find", "norm")
+    assert headings.all_text_contents() == ["Overview", "Norms"]
+    assert page.page.locator("nav a:visible").all_text_contents() == ["Overview", "Norms"]
+    page.page.fill("#find", "progress")
+    assert not page.page.locator("details.more").is_visible()
+    page.page.fill("#find", "remaining")
+    assert page.chart("time_remaining").is_visible()
+    page.page.fill("#find", "")
+    assert headings.all_text_contents() == before
+    assert not page.chart("time_remaining").is_visible()
+    page.page.close()

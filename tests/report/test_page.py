@@ -78,6 +78,33 @@ def test_what_differs_between_runs_comes_first(write_run, page_of):
     assert re.findall(r"<code[^>]*>(.*?)</code>", rest) == ["trainer.init.seed"]
 
 
+def configuration(html):
+    found = re.search(r'<section id="configuration">(.*?)</section>', html, re.DOTALL)
+    return found and found[1]
+
+
+@pytest.mark.parametrize(("commit", "is_named"), [("abc", False), ("def", True)])
+def test_that_no_setting_differs_is_said_and_what_else_differs(
+    commit, is_named, write_run, page_of
+):
+    params = "# git commit: {}\ntrainer: {{init: {{seed: 1}}}}\n"
+    runs = [
+        write_run(name, losses(1), params=params.format(one))
+        for name, one in (("a", "abc"), ("b", commit))
+    ]
+    text = configuration(page_of(*runs))
+    assert "No setting differs." in text
+    assert ("git commit" in text) == is_named
+
+
+def test_nothing_is_said_of_settings_that_are_not_known_or_differ(write_run, page_of):
+    params = "trainer: {{init: {{{}: 1}}}}\n"
+    first, second = (write_run(one, losses(1), params=params.format(one)) for one in "ab")
+    assert "No setting" not in configuration(page_of(first, second))
+    assert "No setting" not in (configuration(page_of(first, write_run("c", losses(1)))) or "")
+    assert "No setting" not in configuration(page_of(first))
+
+
 @pytest.mark.parametrize(("num", "shown"), [(3, " open"), (100, "")])
 def test_a_few_settings_of_only_some_runs_are_shown_at_once(num, shown, write_run, page_of):
     params = "trainer: {seed: 1, schedule: {" + ", ".join(f"s{i}: 1" for i in range(num)) + "}}\n"
@@ -148,15 +175,25 @@ def test_if_all_learning_rates_are_equal_the_chart_says_so(write_run, page_of):
     assert "(parameter groups 0 and 1 are identical)" in html
 
 
-def test_runs_with_identical_curves_are_named_and_drawn_with_gaps(write_run, page_of):
+def test_runs_with_identical_curves_are_named(write_run, page_of):
     runs = [
         write_run(name, losses(20, scale=scale)) for name, scale in (("a", 1), ("b", 1), ("c", 5))
     ]
     html = page_of(*runs)
     charts = {chart["title"]: chart for chart in data_of(html)["charts"]}
-    assert [curve["over"] for curve in charts["loss"]["curves"]] == [0, 1, 0]
+    assert charts["loss"]["equal"] == [[0, 1]]
     assert html.count('<small class="equal">a = b</small>') == 2  # loss, accuracy
     assert '<small class="equal">a = b = c</small>' in html  # the learning rate
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_norms_of_gradients_are_said_to_be_before_clipping(num, write_run, page_of):
+    names = ["model_wise_grad_norm", "model_wise_params_norm"]
+    names += [f"per_layer_grad_norm/layer_{idx}" for idx in range(num)]
+    html = page_of(write_run(lines=[{"step": 1, **dict.fromkeys(names, 1.0)}]))
+    said = re.findall(r"<code>([\w/]+)</code><small>\(before clipping\)", html)
+    assert len(said) == 2
+    assert not any("params" in name for name in said)
 
 
 def session_files(**files):
@@ -204,6 +241,43 @@ def test_the_reason_for_an_early_end_is_shown(write_run, page_of):
         ("stopped", "EarlyStopping: x"),
     ]
     assert html.count("<td>7 of 90</td>") == 2
+
+
+def resumed():
+    return [
+        {"time": 0.0, "event": "start", "step": 0},
+        {"time": 0.1, "event": "train_start", "step": 0, "total_steps": 90},
+        {"time": 49.9, "event": "save", "step": 7, "seconds": 0.1},
+        {"time": 50.0, "event": "end", "step": 7, "outcome": "stopped", "cause": "SIGINT"},
+        {"time": 50.0, "event": "start", "step": 7},
+        {"time": 50.1, "event": "train_start", "step": 7, "total_steps": 90},
+        {"time": 99.9, "event": "end", "step": 20, "outcome": "stopped", "cause": "SIGINT"},
+    ]
+
+
+def overview_of(html):
+    return re.search(r'<section id="overview">(.*?)</section>', html, re.DOTALL)[1]
+
+
+def test_restarts_are_in_the_overview_of_one_run_and_of_several(write_run, page_of):
+    one = write_run("one", losses(20), events=resumed())
+    two = write_run("two", losses(20), events=resumed()[:4])
+    assert "<span>Restarts</span><b>1</b>" in overview_of(page_of(one))
+    assert "Restarts" not in overview_of(page_of(two))
+    assert ">Restarts</span>" in overview_of(page_of(one, two))
+
+
+def test_a_share_is_rounded_alike_everywhere(write_run, page_of):
+    html = page_of(write_run("one", losses(20), events=resumed()))
+    (share,) = re.findall(r"<span>Goodput</span><b>([\d.]+ %)</b>", html)
+    assert f"<small>{share}</small>" in html
+    assert share == "99.7 %"
+
+
+def test_a_run_that_was_stopped_says_by_what(write_run, page_of):
+    one, two = (write_run(name, losses(20), events=resumed()) for name in ("one", "two"))
+    assert re.search(r'<p class="cause stopped">stopped by SIGINT</p>', page_of(one))
+    assert page_of(one, two).count(">stopped</span><small class='why'>by SIGINT</small>") == 2
 
 
 def test_the_table_of_runs_explains_its_numbers(write_run, page_of):

@@ -5,6 +5,7 @@ import platform
 import numpy as np
 import pytest
 
+from modelzoo_trainer.checkpointing import save
 from modelzoo_trainer.errors import ConfigError
 from tests.report.run_lines import losses
 
@@ -115,6 +116,24 @@ def test_settings_are_those_of_the_newest_session(write_run, read):
     assert found.settings == {"trainer.init.seed": "2", "trainer.init.betas": "[0.9, 0.99]"}
 
 
+def test_the_sizes_of_the_data_are_settings_of_every_run(write_run, read):
+    sizes = {"data": {"batches_per_epoch": 45}, "validation": {"batches": [3, 4]}}
+    run = write_run(
+        lines=losses(1),
+        params="trainer: {a: 1}\n",
+        files={
+            "logs/20260101_000000/run.json": json.dumps({"environment": {}, "sizes": sizes}),
+            "logs/20260102_000000/run.json": '{"environment": {}}',  # of a validation
+        },
+    )
+    (found,) = read(run)
+    assert found.settings == {
+        "trainer.a": "1",
+        "data.batches_per_epoch": "45",
+        "validation.batches": "[3, 4]",
+    }
+
+
 def test_the_head_of_the_configuration_is_environment(write_run, read):
     params = "# command: run.py -p x.yaml\n# versions: Python 3\n# git commit: abc\ntrainer: {}\n"
     (found,) = read(write_run(lines=losses(1), params=params))
@@ -207,3 +226,21 @@ def test_runs_of_different_lengths_stand_side_by_side(write_run, read):
     long, short = read(write_run("long", losses(200)), write_run("short", losses(3)))
     assert (long.last_step, short.last_step) == (200, 3)
     assert np.isfinite(long.start)
+
+
+def test_a_checkpoint_was_written_when_its_event_says(write_run, read):
+    events = [
+        event("train_start", 0),
+        event("save", 5, 5, name="checkpoint_5", seconds=2.0),
+        event("save", 9, 9, name="checkpoint_8", seconds=2.0),
+        event("save", 9, 9, name=["odd"]),
+    ]
+    run = write_run(lines=losses(1), events=events)
+    for step in (5, 8):
+        save(run / f"checkpoint_{step}", {"x": 1}, step=step)
+        os.utime(run / f"checkpoint_{step}" / "manifest.json", (1_800_000_000,) * 2)
+    (found,) = read(run)
+    assert [(one.step, one.written.timestamp()) for one in found.checkpoints] == [
+        (5, 1_700_000_007.0),
+        (8, 1_800_000_000),
+    ]

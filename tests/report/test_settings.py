@@ -21,6 +21,20 @@ def test_the_largest_ratio_comes_first_and_seeds_last():
     ]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "ratio"),
+    [
+        ("0.01", "10.0", "1000"),
+        ("1", "1234567", "1230000"),
+        ("3", "1", "0.333"),
+        ("1e9", "1", "1e-09"),
+    ],
+)
+def test_a_ratio_has_no_exponent_unless_it_is_extreme(first, second, ratio):
+    ((_, cells),) = differing({"n": first}, {"n": second})
+    assert cells[1] == f"{second} <small>(&times; {ratio})</small>"
+
+
 def test_large_numbers_with_spaces_have_a_ratio():
     assert differing({"n": "100\u2009000"}, {"n": "200\u2009000"})[0][1][1].endswith("2)</small>")
 
