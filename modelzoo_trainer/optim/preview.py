@@ -55,6 +55,18 @@ def schedule_hints(schedule: Scheduler, end: int, first: int) -> Iterator[str]:
         yield f"milestones after the end of the run at step {end}: {steps}"
 
 
+def unused_rate_hint(schedule: Scheduler, given: float) -> Iterator[str]:
+    """Yield a hint if a schedule replaces the optimizer's learning rate, and never has its value.
+
+    `given`: the optimizer's own learning rate, which the user has set.
+    """
+    if schedule.param_group_key != "lr" or schedule.param_group_tags is not None:
+        return
+    values = [value_at(schedule, step, 0) for step in (0, *turns(schedule))]
+    if not any(math.isclose(given, value, rel_tol=1e-6) for value in values):
+        yield f"the optimizer's learning rate of {given:.4g} has no effect: the schedule sets it"
+
+
 def _stays(schedule: Scheduler, total: int, end: int, first: int) -> bool:
     """Return whether a schedule changes before step `total` and not after, at sampled steps."""
     rest = {value_at(schedule, step, first) for step in (total, (total + end) // 2, end)}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.preview import schedule_hints
+from modelzoo_trainer.optim.preview import schedule_hints, unused_rate_hint
 from modelzoo_trainer.optim.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.schedulers")
+
+_DEFAULT_RATE = 1e-3  # of the optimizers of this package
 
 
 def hints_of(trainer: Trainer) -> tuple[str, ...]:
@@ -34,10 +38,23 @@ def _found(trainer: Trainer) -> Iterator[str]:
     for schedule in trainer.schedulers:
         if isinstance(schedule, Scheduler):
             first = schedule.last_step - trainer.global_step
-            for hint in schedule_hints(schedule, end, first):
-                yield f"{type(schedule).__name__}: {hint}"
+            rate = _given_rate(schedule.optimizer)
+            hints = [*schedule_hints(schedule, end, first)]
+            hints += () if rate is None else unused_rate_hint(schedule, rate)
+            yield from (f"{type(schedule).__name__}: {hint}" for hint in hints)
         elif trainer.manual_steps is None:
             yield from _torch_hints(schedule, schedule.last_epoch + end - trainer.global_step)
+
+
+def _given_rate(optimizer: Optimizer | None) -> float | None:
+    """Return the learning rate that an optimizer was created with; None if it is the default."""
+    if optimizer is None:
+        return None
+    given = optimizer.defaults.get("lr")
+    parameters = inspect.signature(type(optimizer)).parameters
+    default = parameters["lr"].default if "lr" in parameters else None
+    default = _DEFAULT_RATE if default is None else default
+    return given if isinstance(given, float) and given != default else None
 
 
 def _torch_hints(schedule: Any, end: int) -> Iterator[str]:

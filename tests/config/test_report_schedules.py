@@ -18,7 +18,7 @@ FILE = """\
 trainer:
   init:
     model: {name: fc_mnist, hidden_sizes: [4]}
-    optimizer: {SGD: {lr: 0.1, params: [{params: '*', tag: head}]}}
+    optimizer: {SGD: {RATE params: [{params: '*', tag: head}]}}
     loop: {LOOP}
     schedulers:
       - SCHEDULE
@@ -50,8 +50,8 @@ def names():
 def plan(names):
     """Return a function from a schedule, and a loop, to a plan."""
 
-    def make(schedule, loop="max_steps: 40"):
-        text = FILE.replace("SCHEDULE", schedule).replace("LOOP", loop)
+    def make(schedule, loop="max_steps: 40", rate=""):
+        text = FILE.replace("SCHEDULE", schedule).replace("LOOP", loop).replace("RATE", rate)
         return check_config(read_text(text, "params.yaml"), names, "train")[0]
 
     return make
@@ -229,7 +229,7 @@ def test_a_schedule_of_another_length_than_the_run_is_worth_a_hint(told, schedul
 
 
 def test_a_run_that_validates_only_has_no_schedules(names):
-    text = FILE.replace("SCHEDULE", UP).replace("LOOP", "max_steps: 4")
+    text = FILE.replace("SCHEDULE", UP).replace("LOOP", "max_steps: 4").replace("RATE", "")
     text = text.replace("fit:", "validate:").replace("train_dataloader", "val_dataloader")
     (plan,) = check_config(read_text(text, "params.yaml"), names, "eval")
     assert schedule_lines(plan) == []
@@ -243,3 +243,13 @@ def test_a_function_of_the_users_is_not_called(told, monkeypatch):
     monkeypatch.setitem(sys.modules, "my_factors", sys.modules[__name__])
     lines = told("LambdaLR: {initial_learning_rate: 1, lr_lambda: my_factors.never}")
     assert any("values are known only at run time" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("rate", "num"),
+    [("lr: 0.03,", 1), ("learning_rate: 0.03,", 1), ("lr: 0.5,", 0), ("", 0)],
+)
+def test_a_learning_rate_that_a_schedule_replaces_is_worth_a_hint(plan, rate, num):
+    hints = [line for line in schedule_lines(plan(UP, "max_steps: 10", rate)) if "hint" in line]
+    assert len(hints) == num
+    assert all("0.03" in hint for hint in hints)

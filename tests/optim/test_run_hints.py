@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
 from modelzoo_trainer import Checkpoint, ConfigError
-from modelzoo_trainer.optim import OneCycleLR
+from modelzoo_trainer.optim import AdamW, LinearLR, OneCycleLR
 from modelzoo_trainer.optim.run_hints import hints_of
 from tests.doubles import tiny_batches
 
@@ -15,12 +16,13 @@ from tests.doubles import tiny_batches
 def trained(trainer_of, tmp_path):
     """A function that trains 10 steps with a scheduler, and returns the trainer."""
 
-    def train(make: Any, max_steps: int = 10) -> Any:
+    def train(make: Any, max_steps: int = 10, **settings: Any) -> Any:
         trainer = trainer_of(
             model_dir=tmp_path,
             schedulers=make,
             max_steps=max_steps,
             checkpoint=Checkpoint(steps=5),
+            **settings,
         )
         trainer.fit(tiny_batches(10))
         return trainer
@@ -36,8 +38,8 @@ def hints(monkeypatch, trained):
         "modelzoo_trainer.core.loop.log_hints", lambda trainer: found.extend(hints_of(trainer))
     )
 
-    def of(make: Any) -> list[str]:
-        trained(make)
+    def of(make: Any, **settings: Any) -> list[str]:
+        trained(make, **settings)
         return found
 
     return of
@@ -82,3 +84,19 @@ def test_the_steps_before_a_resumed_run_count(trained):
     assert trained(lambda one: torch_schedulers.OneCycleLR(one, 0.1, 20), 20).global_step == 20
     with pytest.raises(ConfigError, match=r"total_steps is 20\b.* 21 steps"):
         trained(lambda one: torch_schedulers.OneCycleLR(one, 0.1, 20), 21)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "num"),
+    [
+        (lambda model: torch.optim.AdamW(model.parameters(), lr=0.03), 1),
+        (lambda model: torch.optim.AdamW(model.parameters(), lr=0.5), 0),  # the schedule has it
+        (lambda model: torch.optim.AdamW(model.parameters()), 0),
+        (lambda model: AdamW(model, learning_rate=0.03), 1),
+        (lambda model: AdamW(model), 0),
+    ],
+)
+def test_a_learning_rate_that_a_schedule_replaces_is_hinted_at(hints, optimizer, num):
+    found = hints(lambda one: LinearLR(one, 0.0, 0.5, total_iters=10), optimizer=optimizer)
+    assert len(found) == num
+    assert all("0.03" in hint and "LinearLR" in hint for hint in found)

@@ -12,7 +12,7 @@ from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.report.components import WIDTH, class_name, wrapped
 from modelzoo_trainer.config.report.length import RunLength
 from modelzoo_trainer.optim import Scheduler
-from modelzoo_trainer.optim.preview import schedule_hints, turns, value_at
+from modelzoo_trainer.optim.preview import schedule_hints, turns, unused_rate_hint, value_at
 
 _MOST_STEPS: Final = 9
 _MOST_TURNS: Final = 5
@@ -31,11 +31,18 @@ def schedule_lines(plan: TrainerPlan) -> list[str]:
     length = RunLength.of(plan)
     lines: list[str] = []
     for idx, component in enumerate(plan.init.get("schedulers", ())):
-        lines += _preview(f"schedulers[{idx}]", component, length)
+        lines += _preview(f"schedulers[{idx}]", component, length, _given_rate(plan))
     return lines
 
 
-def _preview(label: str, component: Component, length: RunLength) -> list[str]:
+def _given_rate(plan: TrainerPlan) -> float | None:
+    """Return the learning rate that the optimizer's section sets, if it is a number."""
+    arguments = getattr(plan.init.get("optimizer"), "arguments", {})
+    given = arguments.get("lr", arguments.get("learning_rate"))
+    return given if isinstance(given, float) else None
+
+
+def _preview(label: str, component: Component, length: RunLength, rate: float | None) -> list[str]:
     name = class_name(component.target)
     if not _is_ours(component):
         return [f"  {label}: {name}: values are known only at run time"]
@@ -48,7 +55,8 @@ def _preview(label: str, component: Component, length: RunLength) -> list[str]:
     last = end or max([1, *milestones] if milestones else [_WITHOUT_AN_END])
     steps = telling_steps(made, last)
     lines = wrapped(head, 2) + _table(made, steps) + _curve(made, steps)
-    hints = () if length.end is None else schedule_hints(made, length.end, made.last_step)
+    hints = [] if length.end is None else [*schedule_hints(made, length.end, made.last_step)]
+    hints += () if rate is None else unused_rate_hint(made, rate)
     for hint in hints:
         lines += wrapped(f"hint: {hint}", _INDENT)
     return lines
