@@ -11,13 +11,14 @@ The bytes sent are read from the kernel, too, for the sockets.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import re
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -176,14 +177,33 @@ def _sent() -> Iterator[int]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Predicted memory and communication of `plan` compared with real runs on CPUs."
+    )
+    parser.add_argument(
+        "--engines", nargs="+", choices=ENGINES, default=[*ENGINES], help="default: both"
+    )
+    parser.add_argument(
+        "--processes",
+        nargs="+",
+        type=int,
+        default=NUMBERS,
+        help="numbers of processes; default: 1 2 4; FSDP2 runs with 2 or more",
+    )
+    arguments = parser.parse_args()
+    print_table({name: ENGINES[name] for name in arguments.engines}, arguments.processes)
+
+
+def print_table(engines: dict[str, list[str]], numbers: Sequence[int]) -> None:
+    """Print all rows."""
     from tests.distributed.ranks import run_ranks
 
     print(f"{'':17}{'predicted':>12}{'resident':>13}{'':8}{'allocator':>13}{'':8}")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.yaml"
         path.write_text(FILE)
-        for engine, changes in ENGINES.items():
-            for num in NUMBERS:
+        for engine, changes in engines.items():
+            for num in numbers:
                 if num == 1 and changes:
                     continue
                 figures = predicted(path, num, changes)

@@ -240,7 +240,10 @@ def _parse_options(words: Sequence[str]) -> argparse.Namespace:
     parser = _parser_without_command()
     options = _parse_known(parser, words, command=None)
     if options.params is None and not options.schema:
-        parser.error("name a command, such as fit, or a file with -p/--params")
+        parser.error(
+            "neither a command nor a file is given; write a command, such as fit FILE, or pass a "
+            "file with -p/--params"
+        )
     if not options.plan and (options.world_size is not None or options.memory is not None):
         parser.error(
             "--world-size and --memory require --plan; to train with several processes, use "

@@ -203,7 +203,7 @@ def _report_compilations(trainer: Any, seconds: float) -> None:
     if num is None:
         say(f"No graphs to compile on device {trainer.backend.device}.")
     else:
-        say(f"Compiled {num} graphs ({seconds:.1f} s with their first steps)")
+        say(f"Compiled graphs: {num} ({seconds:.1f} s, including the first steps).")
 
 
 def refuse(message: str) -> int:

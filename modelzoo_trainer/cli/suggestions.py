@@ -21,15 +21,17 @@ CLUSTER_OPTIONS: Final[dict[str, int | str]] = {
 }
 """Options of `cszoo` that only its own cluster uses, with their number of values."""
 
+_LR: Final = "--set init.optimizer.ClassName.lr=VALUE, where ClassName is the optimizer in the file"
 _OPTIONS: Final = {
     "epochs": "--num_epochs",
     "max_epochs": "--num_epochs",
     "steps": "--max_steps",
     "output_dir": "--model_dir",
-    "resume": "the same command: a run resumes by itself, or name a --checkpoint_path",
+    "resume": "the same command without it (the run resumes from the newest checkpoint in "
+    "model_dir), or --checkpoint_path PATH",
     "seed": "--set init.seed=N",
-    "lr": "--set init.optimizer.ClassName.lr=VALUE, with the optimizer of the file",
-    "learning_rate": "--set init.optimizer.ClassName.lr=VALUE, with the optimizer of the file",
+    "lr": _LR,
+    "learning_rate": _LR,
     "batch_size": "--set fit.train_dataloader.batch_size=N",
 }
 """What other programs call it, and what it is called here."""
@@ -41,7 +43,8 @@ _WITH_COMMAND: Final = {
     "check": "modelzoo-trainer check params.yaml",
     "explain_hooks": "modelzoo-trainer check params.yaml --explain-hooks",
     "plan": "modelzoo-trainer plan params.yaml",
-    "world_size": "modelzoo-trainer plan params.yaml --world-size N (torchrun starts processes)",
+    "world_size": "torchrun --nproc_per_node N to train with N processes, or modelzoo-trainer plan "
+    "params.yaml --world-size N",
     "memory": "modelzoo-trainer plan params.yaml --memory SIZE",
     "schema": "modelzoo-trainer schema",
 }

@@ -275,7 +275,7 @@ class _Checking:
         if inner is None or not isinstance(inner.node, Sequence):
             return self._one(place, key)
         if not inner.node.items:
-            what = "the list is empty. Write null or remove the key for none."
+            what = "the list is empty. Add a dataloader, or remove the key."
             self._problems.add(inner.key_at, inner.path, what)
         found = [check_dataloader(item, self._names, self._problems) for item in inner.items()]
         return {key: [component for component in found if component is not None]}
@@ -287,7 +287,7 @@ class _Checking:
         annotation = OPTIONAL_TEXT if key == "ckpt_path" else OPTIONAL_TEXTS
         value = check_plain(inner, annotation, self._problems)
         if value == "":
-            what = "is empty. Name a checkpoint or write null for none."
+            what = "is empty. Write the path of a checkpoint, or null to start without one."
             self._problems.add(inner.node.at, inner.path, what)
         elif key == "ckpt_path" and isinstance(value, str) and self._needs_now(place):
             for what in self._names.try_checkpoint(value):

@@ -104,7 +104,7 @@ def check_component(
 
     `place`: a mapping with one key, the class; its value holds the arguments, or is null.
     """
-    found = named(place, table.one, problems)
+    found = named(place, table, problems)
     if found is None:
         return None
     name, inner = found
@@ -130,15 +130,15 @@ def check_call(
     return Component(target, arguments, place.key_at, place.path)
 
 
-def named(place: Place, one: str, problems: Problems) -> tuple[Any, Place] | None:
+def named(place: Place, table: NameTable, problems: Problems) -> tuple[Any, Place] | None:
     """Return the only key of a mapping, a class name, and the place of its value.
 
-    `place`: should be `{ClassName: {arguments}}`.
+    `place`: should be `{ClassName: {arguments}}`. `table`: the classes it may name.
     """
-    form = f"{one} is written as {{ClassName: {{arguments}}}}"
+    form = f"{table.one} is written as {{ClassName: {{arguments}}}}"
     node = place.node
     if isinstance(node, Scalar) and isinstance(node.value, str):
-        problems.add(node.at, place.path, f"{form}; write {{{node.value}: {{}}}}.")
+        problems.add(node.at, place.path, _bare_name(node.value, form, table))
         return None
     if not isinstance(node, Mapping):
         problems.add(node.at, place.path, f"{form}, got {describe(node)}.")
@@ -150,6 +150,15 @@ def named(place: Place, one: str, problems: Problems) -> tuple[Any, Place] | Non
         problems.add(at, place.path, f"{form}, with exactly one key; got {keys}.{hint}")
         return None
     return next(place.pairs())
+
+
+def _bare_name(name: str, form: str, table: NameTable) -> str:
+    """Return what to write in place of a name without its arguments."""
+    try:
+        table.resolve(name)
+    except ConfigError as error:
+        return f"{error} {form[0].upper()}{form[1:]}."
+    return f"{form}; write {{{name}: {{}}}}."
 
 
 def is_null_first(node: Mapping) -> bool:

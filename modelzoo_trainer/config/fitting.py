@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FunctionType, UnionType
+from types import FunctionType, NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -91,13 +91,15 @@ def fitting(kind: str, target: Any) -> Any:
         )
     if not isinstance(function, FunctionType) or is_of_standard_library(function):
         raise ConfigError(
-            f"{_described(function)} is not accepted here. Name the class of the {kind}, or a "
-            f"function that returns one."
+            f"{_described(function)} is not accepted here. Name {_one(kind)} class, or a function "
+            f"that returns {_one(kind)}."
         )
-    if not any(_may_be(result, fits) for result in _results(function)):
+    results = _results(function)
+    if not any(_may_be(result, fits) for result in results):
+        shown = " or ".join("None" if one is NoneType else one.__name__ for one in results)
         raise ConfigError(
-            f"{function.__name__} is annotated to return something else, but {_one(kind)} is "
-            f"required here: {lack}. Fix the annotation or the function."
+            f"{function.__name__} is annotated to return {shown}, which is not {_one(kind)}: "
+            f"{lack}. Correct the annotation, or name another function."
         )
     return target
 
@@ -209,8 +211,9 @@ def with_optimizer(cls: Any) -> Any:
         return cls
     if issubclass(cls, ReduceLROnPlateau):
         raise ConfigError(
-            f"{cls.__name__} requires a metric at each step, but schedulers are stepped without "
-            f"one. Use a schedule that depends on the step alone, or step it in a callback."
+            f"{cls.__name__} requires a metric at each step, but the trainer calls step() without "
+            f"one. Use another scheduler, or remove it from schedulers, and create it and call its "
+            f"step(metric) in a custom callback."
         )
 
     def make(optimizer: Optimizer | None, **arguments: Any) -> Any:
@@ -250,9 +253,8 @@ def _member(cls: type[LRScheduler], idx: int, member: Any, optimizer: Optimizer)
     if not isinstance(member, LRScheduler):
         raise ConfigError(
             f"torch.optim.lr_scheduler.{cls.__name__}.schedulers[{idx}]: {type(member).__name__} "
-            f"is the scheduler of this package, but torch's {cls.__name__} accepts only those of "
-            f"torch. Write torch.optim.lr_scheduler.<Name>, or {cls.__name__} instead of "
-            f"torch.optim.lr_scheduler.{cls.__name__}."
+            f"is not a torch scheduler. Use torch.optim.lr_scheduler.<Name> for each member, or "
+            f"{cls.__name__} (without torch.optim.lr_scheduler) with members of this package only."
         )
     return member
 

@@ -98,15 +98,21 @@ class NameTable:
             problems.add(place.key_at, place.path, f"{name!r} is not the name of {self.one}.")
             return None
         try:
-            if "." in name:
-                return self.adapt(import_path(name))
-            found = self._shipped_or_imported(name)
+            found = self.resolve(name)
             if isinstance(found, Unshipped) and not is_removed:
                 problems.add_to_run(place.key_at, place.path, found.advice)
             return found
         except ConfigError as error:
             problems.add(place.key_at, place.path, str(error))
             return None
+
+    def resolve(self, name: str) -> Any:
+        """Return the class that `name` means, shipped or not.
+
+        Raises:
+            ConfigError: If there is none; with the nearest name.
+        """
+        return self.adapt(import_path(name)) if "." in name else self._shipped_or_imported(name)
 
     def _shipped_or_imported(self, name: str) -> Any:
         lowered = name.lower()
@@ -189,14 +195,16 @@ class Names:
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
 
 
-def import_module(name: str) -> ModuleType:
+def import_module(name: str, advice: str = "Name a module: package.module.") -> ModuleType:
     """Import and return a module.
+
+    `advice`: what to write, if `name` cannot be a module.
 
     Raises:
         ConfigError: If there is no such module. Errors inside the module are raised unchanged.
     """
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"{name!r} is not the name of a module.")
+        raise ConfigError(f"{name!r} is not a valid module name. {advice}")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -204,9 +212,10 @@ def import_module(name: str) -> ModuleType:
             raise  # the module is there; one that it imports is not
         parent, _, last = error.name.rpartition(".")
         if parent in sys.modules and hasattr(sys.modules[parent], last):
+            raise ConfigError(f"{error.name!r} is not a module. {advice}") from None
+        if parent and last == "py":
             raise ConfigError(
-                f"{error.name!r} is not a module. Give the path of a class or function: "
-                f"package.module.Name."
+                f"Cannot import {error.name!r}. Write {parent}, without .py."
             ) from None
         raise ConfigError(
             f"Cannot import {error.name!r}. Put it next to the YAML file or in the working "
@@ -224,7 +233,8 @@ def import_path(path: str) -> Any:
             are raised unchanged.
     """
     module_name, _, name = path.rpartition(".")
-    module = import_module(module_name)
+    advice = "Give the path of a class or function: package.module.Name."
+    module = import_module(module_name, advice)
     try:
         value = getattr(module, name, None)
     except ImportError as error:  # with a hint

@@ -27,7 +27,7 @@ from modelzoo_trainer.errors import ConfigError
 _STEP: Final = re.compile(
     r'\.?(?:\[(?P<item>[^\[\]"=]+)\]|"(?P<quoted>[^"]*)"|(?P<key>[^.\[\]"=\s]+))'
 )
-_FORM: Final = "write --set a.b.c=VALUE; items of a list as [0] or [ClassName]"
+_FORM: Final = "Write --set a.b.c=VALUE, with items of a list as [0] or [ClassName]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ def parse_override(text: str) -> Override:
         steps.append(_step(match))
         end = match.end()
     if not steps or not text.startswith("=", end):
-        problems.add(at, "", f"is not of the form PATH=VALUE; {_FORM}.")
+        problems.add(at, "", f"is not of the form PATH=VALUE. {_FORM}.")
     elif len(steps) > MAX_DEPTH:
-        problems.add(at, "", f"has a path of {len(steps)} steps; the maximum is {MAX_DEPTH}.")
+        problems.add(at, "", f"has a path of {len(steps)} keys; the maximum is {MAX_DEPTH}.")
     problems.raise_if_any()
     if steps[0] != "trainer":
         steps.insert(0, "trainer")
@@ -137,7 +137,8 @@ def _set_item(
     if step.name.lstrip("-").isdigit():
         idx = int(step.name)
         if not 0 <= idx < len(items):
-            raise ConfigError(f"{place} does not exist; the list has {len(items)} items.")
+            num = "1 item" if len(items) == 1 else f"{len(items)} items"
+            raise ConfigError(f"{place} does not exist; the list has {num}.")
         if path == "trainer" and rest and rest[0] != "trainer":
             rest = ("trainer", *rest)
         items[idx] = _set(items[idx], rest, override, place)
@@ -219,9 +220,10 @@ def changes_of(given: MappingOf[str, str | None], mode: str | None, root: Node) 
 def _checkpoint(path: str, mode: str | None, root: Node) -> list[Override]:
     trainer = root.get("trainer") if isinstance(root, Mapping) else None
     if isinstance(trainer, Sequence) and len(trainer.items) > 1:
+        section = "fit" if mode is None else MODES[mode]
         raise ConfigError(
-            f"--checkpoint_path {path}: the file has {len(trainer.items)} trainers. Set it for one "
-            f"of them: --set trainer[0].fit.ckpt_path={path}."
+            f"--checkpoint_path {path}: the file has {len(trainer.items)} trainers. Set the path "
+            f"for one of them: --set trainer[0].{section}.{METHODS[section].ckpt}={path}."
         )
     if isinstance(trainer, Sequence) and trainer.items:
         (item,) = trainer.items

@@ -74,7 +74,7 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
         if name is not None:
             what = "name and model_name are both given, but are the same setting. Keep name."
             problems.add(older.key_at, older.path, what)
-        problems.note(older.key_at, older.path, "is an older spelling of name.")
+        problems.note(older.key_at, older.path, "an older key for name; both work.")
         name = name or older
     if name is None:
         if isinstance(place.node, Mapping) and len(place.node.entries) != 1:
@@ -120,10 +120,13 @@ def _check_others(
             continue
         value = check_value(inner, fields[key].parameter, problems)
         if fields[key].is_inert:
-            problems.note(inner.key_at, inner.path, "has no effect (nor in the original).")
+            problems.note(inner.key_at, inner.path, "no effect (nor in the Cerebras Model Zoo).")
         elif value:  # 0, false, null or empty: switched off
-            what = f"part of the format, but not supported by {name.node.value} here. "
-            problems.add_to_run(inner.key_at, inner.path, what + "Remove it to run without it.")
+            what = (
+                f"the Cerebras Model Zoo has this setting of {name.node.value}, but this package "
+                f"does not support it. Remove it to run without it."
+            )
+            problems.add_to_run(inner.key_at, inner.path, what)
     return list(fields)
 
 
@@ -225,8 +228,9 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
     inner = dict(place.pairs())
     if len(inner) > 1 and all(isinstance(value.node, Mapping) for value in inner.values()):
         what = (
-            f"got {', '.join(map(repr, inner))}; a file has one optimizer. Several are stepped "
-            f"by a custom training_step: pass Trainer(optimizer={{name: ...}}) in Python."
+            f"got {len(inner)} optimizers ({', '.join(map(repr, inner))}); a file can have only "
+            f"one. To train with several, pass Trainer(optimizer={{name: ...}}) and a custom "
+            f"training_step in Python."
         )
         problems.add(option_in(place.node) or place.node.at, place.path, what)
         return None
@@ -296,7 +300,7 @@ def check_installed(
     classes = set()
     kinds = {type(default) for default in defaults}
     for item in check_list(place, table.kind, problems):
-        found = named(item, table.one, problems)
+        found = named(item, table, problems)
         if found is None:
             continue
         name, inner = found
@@ -315,6 +319,7 @@ def check_installed(
             problems.add(
                 inner.key_at,
                 inner.path,
-                f"null removes a default, but {name} is none. Write {{{name}: {{}}}} to add it.",
+                f"null removes a default {table.kind}, but {name} is not one of the defaults. "
+                f"Write {{{name}: {{}}}} to add it.",
             )
     return components, [default for default in defaults if type(default) not in classes]

@@ -164,7 +164,9 @@ def _try_scheduler(component: Component) -> None:
         except ConfigError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"torch rejects it ({type(error).__name__}): {error}") from None
+            raise ConfigError(
+                f"torch rejects the arguments ({type(error).__name__}): {error}"
+            ) from None
 
 
 def _try_together(optimizer: Component | None, schedulers: list[Component]) -> None:

@@ -51,8 +51,12 @@ def measure(plan: TrainerPlan) -> Figures:
     Raises:
         ConfigError: If the plan does not train, or the processes do not fit it.
     """
-    if plan.method != "fit" or "train_dataloader" not in plan.call:
-        raise ConfigError("plan requires a file that trains: set fit.train_dataloader.")
+    if plan.method != "fit":
+        raise ConfigError(f"plan requires mode train or train_and_eval, got {plan.mode}.")
+    if "train_dataloader" not in plan.call:
+        raise ConfigError(
+            "plan requires a configuration file that runs fit: set fit.train_dataloader."
+        )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with TemporaryDirectory() as folder:
@@ -109,7 +113,10 @@ def _first_batch(plan: TrainerPlan) -> tuple[Batch, bool]:
     loader = resolve_loader(getattr(made, "create_dataloader", made), "train_dataloader")
     for batch in loader:
         return batch, getattr(loader, "is_global_batch", False) is True
-    raise ConfigError("train_dataloader yields no batch. Check the data and the split.")
+    raise ConfigError(
+        "train_dataloader yields no batch. Check the data, the split, and whether drop_last with "
+        "this batch_size drops all samples."
+    )
 
 
 class _Copies:
@@ -174,8 +181,8 @@ def _share(batch: Batch, num: int) -> Batch:
     size = batch_size_of(batch)
     if size % num:
         raise ConfigError(
-            f"train_dataloader: global_batch_size {size} is not divisible by {num} processes. "
-            f"Use a multiple of {num} or another number of processes."
+            f"train_dataloader: global_batch_size {size} is not divisible by the data-parallel "
+            f"size {num}. Use a multiple of {num} or another --world-size."
         )
     return split_batch(batch, size // num)[0]
 

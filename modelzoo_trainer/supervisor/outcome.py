@@ -154,7 +154,7 @@ class Policy:
         self._num_attempts += 1
         if has_progressed:
             self._num_without_progress = 0
-            return Decision(is_again=True, reason=f"{_restarts(budget)} without progress left")
+            return Decision(is_again=True, reason=_limit(budget))
         self._num_without_progress += is_restart
         is_same = before is not None and before.fingerprint == ending.fingerprint
         if is_same and ending.fingerprint is not None:
@@ -165,9 +165,13 @@ class Policy:
         if self._num_without_progress >= budget:
             return Decision(is_again=False, reason=f"{_restarts(budget)} in a row without progress")
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._num_without_progress)
-        left = f"{_restarts(budget - self._num_without_progress)} without progress left"
-        return Decision(is_again=True, pause_s=pause_s, reason=left)
+        limit = _limit(budget - self._num_without_progress)
+        return Decision(is_again=True, pause_s=pause_s, reason=limit)
 
 
-def _restarts(num: int) -> str:
-    return "1 restart" if num == 1 else f"{num} restarts"
+def _limit(num: int) -> str:
+    return f"giving up after {_restarts(num, 'more ')} in a row without progress"
+
+
+def _restarts(num: int, more: str = "") -> str:
+    return f"{num} {more}restart{'' if num == 1 else 's'}"

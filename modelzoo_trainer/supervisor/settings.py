@@ -68,8 +68,9 @@ def read_settings(
     if asking and len(asking) < len(found):
         without = found.index(None)
         raise ConfigError(
-            f"{path}: trainer[{without}].init.autorestart is missing, but {len(asking)} of the "
-            f"{len(found)} trainers set it. Set it for all trainers or for none."
+            f"{path}: restarts are enabled for {len(asking)} of the {len(found)} trainers, but not "
+            f"for trainer[{without}]. Set init.autorestart.max_num_restarts to an integer > 0 for "
+            f"all trainers, or for none."
         )
     return asking
 

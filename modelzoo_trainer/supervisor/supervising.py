@@ -159,7 +159,7 @@ class _Supervision:
         text = f"Attempt {attempt.number} failed {at}: {ending.cause}."
         if again:
             after = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
-            source = "its newest checkpoint" if self._spec.is_restart else "the start"
+            source = "the newest checkpoint" if self._spec.is_restart else "the start"
             text += f" Restarting{after} from {source}; {decision.reason}."
         elif not self._stops.is_asked:
             text += f" Not restarting: {decision.reason or 'this error is not retryable'}."

@@ -165,7 +165,7 @@ def test_a_wrong_file_is_2_with_a_line_for_each_problem_and_nothing_on_disk(run,
     ("options", "message"),
     [
         (["--set", "init.loop.max_stpes=1"], "--set init.loop.max_stpes=1: trainer.init.loop.max_"),
-        (["--set", "init.loop"], "--set init.loop: is not of the form PATH=VALUE; write --set a.b"),
+        (["--set", "init.loop"], "--set init.loop: is not of the form PATH=VALUE. Write --set a.b"),
         (["--device", "tpu"], "--device tpu: trainer.init.device: 'tpu' is not a backend. "),
         (["--import", "zoo_nowhere"], "--import: Cannot import 'zoo_nowhere'"),
         (
@@ -413,6 +413,7 @@ def test_an_error_in_a_real_run_is_1_with_the_users_traceback(real_run):
         ("--batch-size", "--set fit.train_dataloader.batch_size=N"),
         ("--model-dir", "--model_dir"),
         ("--max-step", "--max_steps"),
+        ("--resume", "the same command without it"),
     ],
 )
 def test_an_unknown_option_is_refused_with_what_it_is_called_here(run, capsys, option, meant):

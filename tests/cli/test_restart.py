@@ -264,8 +264,9 @@ def test_trainers_that_do_not_agree_are_refused_in_one_line(tmp_path, monkeypatc
     Path("params.yaml").write_text(f"trainer:\n{one}- trainer: {{init: {{}}}}\n")
     assert main(["-p", "params.yaml"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("params.yaml: trainer[1].init.autorestart")
-    assert "1 of the 2 trainers" in line
+    assert line.startswith("params.yaml: ")
+    facts = ("1 of the 2 trainers", "trainer[1]", "init.autorestart.max_num_restarts")
+    assert [fact for fact in facts if fact not in line] == []
 
 
 @pytest.mark.parametrize("text", ["x", "{}", '{"folder": "f", "attempt": 1, "supervisor": 1}'])

@@ -281,7 +281,19 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
             MODEL + ", seed: one",
             "trainer.init.seed: expected an integer in [0, 4294967296) or null, got 'one'.",
         ),
-        (MODEL + ", optimizer: AdamW", "trainer.init.optimizer: an optimizer is written as {Class"),
+        (
+            MODEL + ", optimizer: AdamW",
+            "trainer.init.optimizer: an optimizer is written as {ClassName: {arguments}}; write "
+            "{AdamW: {}}.",
+        ),
+        (
+            MODEL + ", optimizer: AdmW",
+            "trainer.init.optimizer: 'AdmW' is not an optimizer. Did you mean 'AdamW'? ",
+        ),
+        (
+            MODEL + ", optimizer: torch.optim.AdmW",
+            "trainer.init.optimizer: torch.optim has no 'AdmW'. Did you mean 'AdamW'? ",
+        ),
         (
             MODEL + ", optimizer: {}",
             "trainer.init.optimizer: an optimizer is written as {ClassName: {arguments}}, with "
@@ -295,7 +307,7 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
         ),
         (
             MODEL + ", optimizer: {AdamW: {lr: 1}, SGD: {lr: 1}}",
-            "trainer.init.optimizer: got 'AdamW', 'SGD'; ",
+            "trainer.init.optimizer: got 2 optimizers ('AdamW', 'SGD')",
         ),
         (
             MODEL + ", optimizer: {AdamV: {}}",

@@ -88,6 +88,9 @@ def test_a_checkpoint_goes_to_the_section_that_runs(mode, places):
 
 def test_a_checkpoint_for_one_of_several_trainers_is_refused():
     text = "trainer: [{trainer: {init: {}}}, {trainer: {init: {}}}]"
-    with pytest.raises(ConfigError, match=r"the file has 2 trainers\. Set it for one") as caught:
+    with pytest.raises(ConfigError, match=r"the file has 2 trainers\.") as caught:
         changed(text, checkpoint_path="a")
     assert "--set trainer[0].fit.ckpt_path=a" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        changed(text, "eval_all", checkpoint_path="a")
+    assert "--set trainer[0].validate_all.ckpt_paths=a" in str(caught.value)

@@ -205,6 +205,11 @@ def test_what_fits_another_place_is_refused(plan, place, path):
         plan(place, path)
 
 
+def test_a_function_that_returns_something_else_is_refused_with_its_annotation(plan):
+    with pytest.raises(ConfigError, match=r"annotated .* Module or None, .* not an optimizer: "):
+        plan("optimizer", "my_parts.annotated")
+
+
 @pytest.mark.usefixtures("my_parts")
 def test_a_partial_of_a_class_is_refused_with_what_to_write(plan):
     with pytest.raises(ConfigError, match=r"a functools\.partial of SGD .* Name the class"):

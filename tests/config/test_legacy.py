@@ -734,8 +734,8 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
             "optimizer: {optimizer_type: SGD, learning_rate: [\n"
             "{scheduler: Step, main_scheduler: chained},\n"
             "{scheduler: Step, main_scheduler: sequential}]}",
-            "3:35: optimizer.learning_rate[1].main_scheduler: 'sequential' conflicts with "
-            "an earlier item, ChainedScheduler. Write the same in all items.",
+            "3:35: optimizer.learning_rate[1].main_scheduler: 'sequential' differs from an earlier "
+            "item, which selects ChainedScheduler. Use the same main_scheduler in all items.",
         ),
     ],
 )

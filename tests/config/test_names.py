@@ -114,8 +114,8 @@ def test_a_name_that_is_shipped_and_imported_is_refused(own_module):
             "zoo_test_package.callbacks.NUMBER",
             "'zoo_test_package.callbacks.NUMBER' is 3; expected ",
         ),
-        (".X", "'' is not the name of a module."),
-        ("a..X", "'a.' is not the name of a module."),
+        (".X", "'' is not a valid module name."),
+        ("a..X", "'a.' is not a valid module name."),
     ],
 )
 @pytest.mark.usefixtures("own_module")
@@ -123,6 +123,21 @@ def test_a_path_that_leads_nowhere_says_where_it_ends(path, message):
     with pytest.raises(ConfigError) as caught:
         import_path(path)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("name", ["zoo_test_package.callbacks.Mine", "zoo_test_package/callbacks"])
+@pytest.mark.usefixtures("own_module")
+def test_a_module_is_not_asked_for_by_the_path_of_a_class(name):
+    with pytest.raises(ConfigError) as caught:
+        import_module(name)
+    assert str(caught.value).startswith(f"{name!r} is not a ")
+    assert str(caught.value).endswith(": package.module.")
+
+
+@pytest.mark.usefixtures("own_module")
+def test_the_name_of_a_file_is_not_that_of_a_module():
+    with pytest.raises(ConfigError, match=r"'zoo_test_package\.py'.* Write zoo_test_package,"):
+        import_module("zoo_test_package.py")
 
 
 @pytest.mark.usefixtures("own_module")

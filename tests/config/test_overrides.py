@@ -112,7 +112,7 @@ def test_in_a_list_of_trainers_an_index_changes_one(path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("init.seed", "is not of the form PATH=VALUE; write --set a.b.c=VALUE; items of a list"),
+        ("init.seed", "is not of the form PATH=VALUE. Write --set a.b.c=VALUE, with items of a"),
         ("=3", "is not of the form PATH=VALUE"),
         ("init..seed=3", "is not of the form PATH=VALUE"),
         ("init.callbacks[=3", "is not of the form PATH=VALUE"),
@@ -130,6 +130,7 @@ def test_in_a_list_of_trainers_an_index_changes_one(path):
             "init.callbacks[-1]=3",
             "trainer.init.callbacks[-1] does not exist; the list has 3 items.",
         ),
+        ("init.loggers[1].x=1", "trainer.init.loggers[1] does not exist; the list has 0 items."),
         ("init.seed=[1", "while parsing a flow sequence, expected ',' or ']', but got '<stream"),
     ],
 )

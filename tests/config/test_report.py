@@ -202,7 +202,8 @@ Length
   validations:   3, at steps 4, 8, 10; 2 batches of 2 dataloaders each
   checkpoints:   2, at steps 0, 10
   log lines:     10, at steps 1, 2, 3, ..., 10
-  hint:          checkpoint.steps is 20, but the run has 10 steps: this happens only at the end
+  hint:          checkpoint.steps is 20, but the run has 10 steps, so it gives only one checkpoint,
+                 at the end
 
 Schedules
   schedulers[0]: LinearLR sets lr of all parameter groups

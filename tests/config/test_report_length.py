@@ -335,9 +335,12 @@ def test_micro_batches_are_told(told, callbacks, lines):
             "steps: 12",
             "log_steps: 13",
             [
-                "loop.eval_frequency is 11, but the run has 10 steps: this happens only at the end",
-                "checkpoint.steps is 12, but the run has 10 steps: this happens only at the end",
-                "logging.log_steps is 13, but the run has 10 steps: this happens only at the end",
+                "loop.eval_frequency is 11, but the run has 10 steps, so it gives only one "
+                "validation, at the end",
+                "checkpoint.steps is 12, but the run has 10 steps, so it gives only one "
+                "checkpoint, at the end",
+                "logging.log_steps is 13, but the run has 10 steps, so it gives only one log line, "
+                "at the end",
             ],
         ),
         (
@@ -345,8 +348,8 @@ def test_micro_batches_are_told(told, callbacks, lines):
             "steps: 10",
             "log_steps: 10",
             [
-                "loop.eval_frequency is 11, but the run has at most 10 steps: this happens only "
-                "at the end"
+                "loop.eval_frequency is 11, but the run has at most 10 steps, so it gives only "
+                "one validation, at the end"
             ],
         ),
         (

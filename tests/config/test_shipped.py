@@ -272,7 +272,7 @@ def test_schedules_that_do_not_fit_together_are_refused(shipped, schedulers, par
         ),
         (
             ["init.optimizer.SGD.lr=1"],
-            "trainer.init.optimizer: got 'AdamW', 'SGD'",
+            "trainer.init.optimizer: got 2 optimizers ('AdamW', 'SGD')",
         ),
         (
             ["init.model.hidden_sizes=null"],

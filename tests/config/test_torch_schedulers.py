@@ -113,7 +113,7 @@ def test_members_of_ours_in_one_of_torchs_are_refused(names, sgd):
     ours = "{StepLR: {initial_learning_rate: 0.1, step_size: 2, gamma: 0.5}}"
     text = f"{T}.SequentialLR: {{schedulers: [{ours}], milestones: []}}"
     with pytest.raises(
-        ConfigError, match=r"schedulers\[0\]: StepLR is the scheduler of this package"
+        ConfigError, match=r"schedulers\[0\]: StepLR is not a torch scheduler.* SequentialLR \("
     ):
         component(text, names).build(sgd)
 

@@ -270,8 +270,21 @@ def test_the_two_steps_are_not_reported_like_a_run(
 
 def test_a_file_that_only_validates_is_refused(figures: Measure, file: Path) -> None:
     plan = plan_of(file, [])
-    with fake_world(1), pytest.raises(ConfigError, match=r"train_dataloader"):
+    with fake_world(1), pytest.raises(ConfigError, match=r"train_and_eval, got eval"):
         measure(type(plan)(**{**fields_of(plan), "mode": "eval"}))
+    with fake_world(1), pytest.raises(ConfigError, match=r"fit\.train_dataloader"):
+        measure(type(plan)(**{**fields_of(plan), "call": {}}))
+
+
+def test_the_help_of_the_benchmark_runs_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.plan import main as run_benchmark
+
+    monkeypatch.setattr("sys.argv", ["plan.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        run_benchmark()
+    assert "--processes" in capsys.readouterr().out
 
 
 def fields_of(plan: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_after_progress_there_is_no_pause_and_the_whole_budget():
         decide(policy, KILLED, 0, end)
     made = decide(policy, KILLED, 0, 5)
     assert (made.is_again, made.pause_s) == (True, 0)
-    assert made.reason == "3 restarts without progress left"
+    assert made.reason == "giving up after 3 more restarts in a row without progress"
     assert [decide(policy, KILLED, 5, 5).is_again for _ in range(3)] == [True, True, False]
 
 

@@ -96,7 +96,7 @@ def test_a_run_that_crashed_once_is_restarted_and_reported(run):
     assert [one["attempt"] for one in done.specs] == [1, 2]
     assert [one["is_restart"] for one in done.specs] == [False, True]
     assert [one["checkpoint"] for one in done.specs] == [None, "checkpoint_2"]
-    facts = ("Attempt 1", "step 3", "RuntimeError: broken", "newest checkpoint", "3 restarts")
+    facts = ("Attempt 1", "step 3", "RuntimeError: broken", "newest checkpoint", "3 more restarts")
     assert [fact for fact in facts if fact not in done.told[0]] == []
 
 

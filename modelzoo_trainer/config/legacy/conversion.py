@@ -249,8 +249,7 @@ def _without_summaries(place: Place) -> Node:
 
 
 def _gone(place: Place) -> str:
-    reason = keys.GONE.get(place.path)
-    return "" if reason is None else f"Remove it: {reason}."
+    return keys.GONE.get(place.path, "")
 
 
 def _elsewhere(key: str, section: Place) -> str:

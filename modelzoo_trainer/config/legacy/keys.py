@@ -175,16 +175,18 @@ WANDB: Final[Table] = MappingProxyType(
 
 GONE: Final[Table] = MappingProxyType(
     {
-        "runconfig.save_losses": "the loss is always logged",
-        "runconfig.show_debug_metrics": "there is no such output any more",
-        "runconfig.use_cs_grad_accum": "optimizer.grad_accum_steps is enough",
-        "runconfig.dist_addr": "the launcher of the processes, such as torchrun, sets it",
-        "runconfig.is_pretrained_checkpoint": "use load_checkpoint_states: model and "
-        "disable_strict_checkpoint_loading: true",
-        "optimizer.disable_lr_steps_reset": "in a sequence each scheduler starts at its own step 0",
+        "runconfig.save_losses": "Remove it: the loss is always logged.",
+        "runconfig.show_debug_metrics": "Remove it: there is no such output any more.",
+        "runconfig.use_cs_grad_accum": "Remove it: optimizer.grad_accum_steps is enough.",
+        "runconfig.dist_addr": "Remove it: the launcher of the processes, such as torchrun, "
+        "sets it.",
+        "runconfig.is_pretrained_checkpoint": "Write load_checkpoint_states: model and "
+        "disable_strict_checkpoint_loading: true instead.",
+        "optimizer.disable_lr_steps_reset": "Remove it: in a sequence each scheduler starts at its "
+        "own step 0.",
     }
 )
-"""Keys of even older files, and why they can be removed."""
+"""Keys of even older files, and what to do with them."""
 
 CALLBACK_ORDER: Final = (
     "GlobalFlags",

@@ -146,7 +146,10 @@ def _main_scheduler(items: list[Place], problems: Problems) -> str | None:
                 problems.add(place.node.at, place.path, what)
             return None
         if main not in (None, name):
-            what = f"{text!r} conflicts with an earlier item, {main}. Write the same in all items."
+            what = (
+                f"{text!r} differs from an earlier item, which selects {main}. Use the same "
+                f"main_scheduler in all items."
+            )
             problems.add(place.node.at, place.path, what)
             return None
         main = name

@@ -368,18 +368,19 @@ def _more_times(length: RunLength) -> str:
 
 def _hints(length: RunLength) -> Iterator[str]:
     bound = length.bound
-    steps: dict[str, Any] = {
-        "checkpoint.steps": length.checkpoint.steps,
-        "logging.log_steps": length.logging.log_steps,
+    steps: dict[str, tuple[Any, str]] = {
+        "checkpoint.steps": (length.checkpoint.steps, "checkpoint"),
+        "logging.log_steps": (length.logging.log_steps, "log line"),
     }
     frequency = length.loop.eval_frequency
     if isinstance(frequency, int):
-        steps = {"loop.eval_frequency": frequency, **steps}
+        steps = {"loop.eval_frequency": (frequency, "validation"), **steps}
         if frequency == 1 and bound != 1:
             yield "loop.eval_frequency: 1 validates after every step, 1.0 once at the end"
-    for name, every in steps.items():
+    for name, (every, what) in steps.items():
         if every is not None and bound is not None and every > bound:
-            few = bound if bound == length.end else f"at most {bound}"
-            yield f"{name} is {every}, but the run has {few} steps: this happens only at the end"
+            few = f"{'' if bound == length.end else 'at most '}{bound} step{'s' * (bound > 1)}"
+            gives = f"it gives only one {what}, at the end"
+            yield f"{name} is {every}, but the run has {few}, so {gives}"
     if length.checkpoint.save_initial_checkpoint and not length.has_initial_checkpoint:
         yield "checkpoint.save_initial_checkpoint: no effect, as the run starts from a checkpoint"
