@@ -149,14 +149,14 @@ def _refuse_without_metrics(path: Path, sessions: list[Session]) -> None:
     if (path / "logs").is_dir() or any(path.glob("checkpoint_*")):
         raise ConfigError(
             f"{str(path)!r} is a run without {METRICS}: it was trained without a JsonlLogger. Add "
-            f"one, in Python Trainer(loggers=[JsonlLogger()]), and train again."
+            f"one (in Python: Trainer(loggers=[JsonlLogger()])), and train again."
         )
     inside = _runs_inside(path)
     if inside:
         names = " ".join(shlex.quote(str(one)) for one in inside[:_MAX_NAMED])
         more = f"\n(and {len(inside) - _MAX_NAMED} more)" if len(inside) > _MAX_NAMED else ""
         raise ConfigError(
-            f"{str(path)!r} is not the folder of a run, but contains some. Pass them:\n"
+            f"{str(path)!r} is not the folder of a run, but contains run folders. Pass them:\n"
             f"  modelzoo-trainer report {names}{more}"
         )
     raise ConfigError(
