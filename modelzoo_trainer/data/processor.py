@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from modelzoo_trainer.constraints import NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.interceptors import Interceptable, event
 
 ShuffleSeed = Annotated[NonNegativeSize, Lt(2**63)]
 _CHUNK: Final = 8192  # indices converted to Python objects at a time
@@ -263,7 +263,7 @@ class TensorRows(BatchDataset):
         return {key: tensor[which] for key, tensor in self.tensors.items()}
 
 
-class DataProcessor(Advised):
+class DataProcessor(Interceptable):
     """Base class of data processors: a DataLoader of a dataset, with the options of all processors.
 
     The constructor of a subclass sets these attributes:
