@@ -180,8 +180,8 @@ def make_dataloader(
     if isinstance(dataset, IterableDataset):
         raise ConfigError(
             f"dataset is {type(dataset).__name__}, an IterableDataset, but a DataProcessor "
-            f"requires a dataset with __getitem__ and __len__. Write a class whose method "
-            f"create_dataloader returns a DataLoader."
+            f"requires a dataset with __getitem__ and __len__. Instead of a DataProcessor, write a "
+            f"class with a method create_dataloader that returns a DataLoader."
         )
     num_samples = len(cast(Sized, dataset))
     if options.drop_last and num_samples < options.num_drawn:
