@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from modelzoo_trainer.hooks.spec import HOOKS
     from modelzoo_trainer.hooks.standalone import Hooks
-    from modelzoo_trainer.interceptors import Advised, event
+    from modelzoo_trainer.interceptors import Interceptable, event
     from modelzoo_trainer.loggers.logger import Logger
     from modelzoo_trainer.predictions import Predictions
     from modelzoo_trainer.summaries import summarize_scalar, summarize_tensor
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "interceptors": ("Advised", "event"),
+    "advice": ("Advised",),  # deprecated
+    "interceptors": ("Interceptable", "event"),
     "callback": (
         "HOOKS",
         "Callback",
@@ -85,7 +86,6 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "HOOKS",
-    "Advised",
     "AutoRestart",
     "Callback",
     "Checkpoint",
@@ -95,6 +95,7 @@ __all__ = [
     "CoreCallback",
     "HookError",
     "Hooks",
+    "Interceptable",
     "Logger",
     "Logging",
     "MixedPrecision",

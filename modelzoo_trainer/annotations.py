@@ -170,7 +170,9 @@ def _constrained(word: str, constraints: Sequence[Any]) -> str:
             case Lt(lt=most) | Le(le=most):
                 bounds["< " if isinstance(one, Lt) else "<= "] = str(most)
             case MinLen():
-                word += " that is not empty" if one.min_length == 1 else f" of {one.min_length} up"
+                word += (
+                    " that is not empty" if one.min_length == 1 else f" of {one.min_length} or more"
+                )
             case Predicate() if one.func is math.isfinite:
                 word = word.replace("a number", "a finite number")
             case str():  # the name of what a function checks

@@ -653,7 +653,10 @@ def check_callback(callback: Any, where: str = "callbacks") -> None:
     if isinstance(callback, Callback):
         late = HOOKS.keys() & vars(callback).keys()
         if late:
-            raise HookError(f"{kind}: set {min(late)} on the class, not on the instance.")
+            raise HookError(
+                f"{kind}: the hook {min(late)} was set on the instance, where it is not called. "
+                f"Define it in the class."
+            )
         return
     for base in type(callback).__mro__[:-1]:
         check_listener(kind, vars(base))

@@ -118,7 +118,8 @@ class CallbackList(Mapping[str, Any]):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
-            "trainer.callbacks cannot be changed. Use trainer.remove_callback(callback)."
+            "trainer.callbacks cannot be changed. Use trainer.add_callback(callback) or "
+            "trainer.remove_callback(callback)."
         )
 
     __delitem__ = __ior__ = clear = move_to_end = pop = popitem = setdefault = update = _refuse
@@ -129,7 +130,8 @@ class CallbackList(Mapping[str, Any]):
             if name in ("append", "extend", "insert"):
                 raise AttributeError(
                     f"trainer.callbacks is not a list and has no {name}. Use "
-                    f"trainer.add_callback(callback), also for a pair such as ('post-loss', f)."
+                    f"trainer.add_callback(callback), also for an interceptor such as "
+                    f"('post-loss', f)."
                 )
             if name == "remove":
                 raise AttributeError(
@@ -323,8 +325,8 @@ def _make_default_check(check_loss: bool) -> Any:
     """
     if not isinstance(check_loss, bool):
         raise ConfigError(
-            f"check_loss is {check_loss!r}; it must be True or False. Pass a CheckLoss with "
-            f"settings in callbacks."
+            f"check_loss is {check_loss!r}; it must be True or False. For other settings, pass "
+            f"callbacks=[CheckLoss(...)]."
         )
     if not check_loss:
         return None
@@ -443,7 +445,8 @@ def checked_callbacks(callbacks: Iterable[Any] | Any, where: str = "callbacks") 
         check_callback(callback, where)
         if any(callback is known for known in checked):
             warnings.warn(
-                f"{type(callback).__name__} was given twice as the same object; it runs once.",
+                f"{where}: the same {type(callback).__name__} object was given twice; it runs "
+                f"once.",
                 stacklevel=4,
             )
             continue

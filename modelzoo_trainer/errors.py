@@ -53,6 +53,16 @@ def is_refusal_of_disk(error: BaseException) -> bool:
     )
 
 
+def reason_of(error: BaseException) -> str:
+    """Return an error as part of a message: its text, and its type if that says more."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    kind, text = type(error).__name__, str(error)
+    if type(error) is ValueError:
+        return text
+    return f"{kind}: {text}" if text else kind
+
+
 class StopTraining(ModelZooError):
     """Stop a run gracefully, at the next step boundary.
 

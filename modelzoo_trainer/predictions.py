@@ -17,7 +17,7 @@ from typing_extensions import override
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes
 from modelzoo_trainer.checkpointing.tensor_header import Header, TensorEntry, read_header
-from modelzoo_trainer.errors import PredictionError
+from modelzoo_trainer.errors import PredictionError, reason_of
 
 INDEX: Final = "predictions.json"
 FORMAT: Final = "modelzoo_trainer.predictions"
@@ -148,7 +148,7 @@ class _Index:
         except OSError as error:
             raise PredictionError(
                 f"{str(folder)!r} has no predictions: {INDEX} cannot be read "
-                f"({error.strerror or error}). Pass the output_dir of a finished predict; with "
+                f"({error.strerror or error}). Pass the output_dir of a finished predict(). With "
                 f"several hosts it must be on a shared file system."
             ) from None
         try:
@@ -159,7 +159,7 @@ class _Index:
             self._outputs = dict(raw["outputs"].items())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise PredictionError(
-                f"{str(self._path)!r} is not a valid index of predictions."
+                f"{str(self._path)!r} is not a valid index of predictions: {reason_of(error)}."
             ) from error
         if not is_known:
             raise PredictionError(
@@ -177,7 +177,7 @@ class _Index:
             }
         except (ValueError, LookupError, TypeError) as error:
             raise PredictionError(
-                f"{str(self._path)!r} does not match its files: {error}."
+                f"{str(self._path)!r} does not match its files: {reason_of(error)}."
             ) from error
 
     def _header(self, name: str) -> Header:
@@ -216,7 +216,7 @@ class _Index:
         if not is_same or num != tensor.nbytes:
             raise PredictionError(
                 f"The predictions in {str(self._folder)!r} have been replaced since they were "
-                f"opened. Use a separate output_dir for each predict."
+                f"opened. Use a separate output_dir for each predict()."
             )
         return tensor
 

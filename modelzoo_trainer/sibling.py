@@ -29,7 +29,8 @@ def require_sibling(name: str) -> None:
     if found is None:
         raise ImportError(
             f"package {name!r} is not beside modelzoo_trainer in {here}. It is part of "
-            f"modelzoo-trainer: reinstall that (the PyPI project {name!r} is unrelated)."
+            f"modelzoo-trainer: reinstall modelzoo-trainer (the PyPI project {name!r} is "
+            f"unrelated)."
         )
     what = "module" if found.suffix else "package"
     raise ImportError(
@@ -53,6 +54,6 @@ def _advice(found: Path) -> str:
     if {"site-packages", "dist-packages"} & set(found.parts):
         return "Another installed project provides it: uninstall that, or use another environment."
     return (
-        "Something earlier on sys.path shadows it: rename it, or start from another folder, or "
-        "with python -P."
+        f"Rename {found.name!r}, which comes earlier on sys.path, or start Python in another "
+        f"folder or with python -P."
     )

@@ -44,7 +44,7 @@ def summarize_scalar(name: str, value: Tensor | float) -> None:
         if value.numel() != 1:
             raise ValueError(
                 f"summarize_scalar: {name!r} has the shape {tuple(value.shape)}; it must have one "
-                f"element. Use summarize_tensor for more."
+                f"element. Use summarize_tensor for other shapes."
             )
         if is_recorded(trainer):
             _log(trainer, name, snapshot(value).reshape(()))

@@ -64,7 +64,7 @@ from modelzoo_trainer.hooks.global_callbacks import global_pairs, watch_global_c
 from modelzoo_trainer.hooks.spec import note_origin
 from modelzoo_trainer.hooks.table import HookTable
 from modelzoo_trainer.interceptors import (
-    AdvisedMethods,
+    InterceptableMethods,
     Interceptors,
     Pair,
     begin,
@@ -88,7 +88,7 @@ T = TypeVar("T")
 _RUNS: Final = frozenset({"__init__", "fit", "validate", "validate_all", "test", "predict"})
 
 
-class Trainer(AdvisedMethods):
+class Trainer(InterceptableMethods):
     """Train and validate a model by calling the hooks of its callbacks in a fixed order.
 
     Args:

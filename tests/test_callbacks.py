@@ -150,7 +150,7 @@ def test_any_iterable_of_callbacks_is_accepted(trainer_of) -> None:
 
 def test_the_same_object_twice_runs_once_with_a_warning(trainer_of) -> None:
     recorder = Recorder()
-    with pytest.warns(UserWarning, match="Recorder was given twice as the same object; it runs on"):
+    with pytest.warns(UserWarning, match="callbacks: the same Recorder object was given twice"):
         trainer = trainer_of(recorder, recorder)
     trainer.fit(tiny_batches())
     assert recorder.count("on_fit_end") == 1
@@ -421,7 +421,7 @@ def test_the_table_of_callbacks_can_be_copied_but_not_changed(trainer_of) -> Non
     trainer = trainer_of(Recorder())
     assert list(copy.copy(trainer.callbacks)) == list(trainer.callbacks)
     for change in (trainer.callbacks.clear, trainer.callbacks.popitem):
-        with pytest.raises(TypeError, match=r"Use trainer\.remove_callback"):
+        with pytest.raises(TypeError, match=r"trainer\.remove_callback\("):
             change()
 
 

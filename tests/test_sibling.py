@@ -37,7 +37,7 @@ def test_a_folder_called_backends_is_named_and_not_run(tmp_path, first_on_path, 
     assert main(["--params", "params.yaml"]) == 2
     assert capfd.readouterr().err == (
         f"package 'backends' was found in {tmp_path}, but modelzoo-trainer's own is in {ROOT}. "
-        "Something earlier on sys.path shadows it: rename it, or start from another folder, or "
+        "Rename 'backends', which comes earlier on sys.path, or start Python in another folder or "
         "with python -P.\n"
     )
 

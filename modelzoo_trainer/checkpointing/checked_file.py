@@ -16,12 +16,14 @@ import xxhash
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import FileRecord
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, reason_of
 
 CHUNK: Final = 1 << 22  # bytes per read, hashed while they are in the cache
 NUM_AHEAD: Final = 8  # chunks read ahead
 _NUM_THREADS: Final = 2  # one waits for the disk while another copies; the caller hashes
 _MAX_VIEWS: Final = 512  # the system accepts at most 1024 per call
+
+_TOO_SHORT: Final = "the file is shorter than expected"
 
 _Job: TypeAlias = list[memoryview]
 
@@ -73,7 +75,7 @@ def _jobs(views: Iterable[memoryview]) -> Iterator[_Job]:
 
 def _read(fd: int, job: _Job, position: int) -> None:
     if disk.read_at(fd, job, position) != sum(map(len, job)):
-        raise ValueError("it ends in the middle of a tensor")
+        raise ValueError(_TOO_SHORT)
 
 
 def _take(waiting: deque[tuple[_Job, Future[None]]], look: Callable[[memoryview], object]) -> None:
@@ -95,7 +97,8 @@ class CheckedFile:
     def __init__(self, fd: int, size: int, record: FileRecord | None) -> None:
         if record is not None and size != record.size_bytes:
             raise ValueError(
-                f"{size} bytes, expected {record.size_bytes}; the file is truncated or damaged"
+                f"the file has {size} bytes, expected {record.size_bytes}; it is truncated or "
+                f"damaged"
             )
         self.size = size
         self._fd = fd
@@ -114,7 +117,7 @@ class CheckedFile:
         for begin in range(0, len(view), CHUNK):
             part = view[begin : begin + CHUNK]
             if disk.read_into(self._fd, part) != len(part):
-                raise ValueError("it ends in the middle of a tensor")
+                raise ValueError(_TOO_SHORT)
             if self._record is not None:
                 self._digest.update(part)
 
@@ -142,25 +145,24 @@ def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]
     """
     try:
         if path.is_symlink():
-            raise ValueError("a symbolic link, not a regular file")
+            raise ValueError("it is a symbolic link, not a regular file")
         fd = disk.open_old(path)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError("not a regular file")
+                raise ValueError("it is not a regular file")
             yield CheckedFile(fd, status.st_size, record)
         finally:
             disk.close(fd)
     except OSError as error:
         raise CheckpointError(
-            f"{str(path)!r} cannot be read: {error.strerror or error}. Check that it exists and "
-            f"is readable."
+            f"{str(path)!r} cannot be read: {reason_of(error)}. Check that it exists and is "
+            f"readable."
         ) from error
     except CheckpointError:
         raise
     except _PROBLEMS as error:
-        text = str(error) if type(error) is ValueError else repr(error)
-        raise CheckpointError(f"{str(path)!r} cannot be read: {text}.") from None
+        raise CheckpointError(f"{str(path)!r} cannot be read: {reason_of(error)}.") from None
 
 
 def checked_json(path: Path, record: FileRecord) -> Any:
@@ -179,7 +181,7 @@ def record_of_name(files: Mapping[str, FileRecord], name: str) -> FileRecord:
     """Return the record of a file that another file refers to."""
     if name not in files:
         raise CheckpointError(
-            f"The checkpoint refers to {name!r}, which is not one of its files; it is damaged. "
-            f"Use another checkpoint."
+            f"The checkpoint is damaged: it refers to the file {name!r}, which its manifest does "
+            f"not list. Use another checkpoint."
         )
     return files[name]

@@ -274,8 +274,10 @@ def _check_is_checkpoint(path: Path) -> None:
         )
     _check_is_folder(path)
     item = overview(path)
-    if item.is_leftover or not is_meant_as_one(path):
-        raise _WrongUse(f"{str(path)!r} was not deleted: {item.problems[0]}.")
+    if item.is_leftover:
+        raise _WrongUse(f"{str(path)!r} was not deleted: it is {item.problems[0]}.")
+    if not is_meant_as_one(path):
+        raise _WrongUse(f"{str(path)!r} was not deleted: it is not a checkpoint.")
 
 
 def _check_others_stay(paths: Sequence[Path]) -> None:

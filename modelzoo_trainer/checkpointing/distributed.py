@@ -93,8 +93,8 @@ class CheckpointWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise CheckpointError(
-                "Saving a checkpoint requires use_collectives=True, because all ranks commit it "
-                "together."
+                "CheckpointWriter requires use_collectives=True, because all ranks commit the "
+                "checkpoint together."
             )
 
     @override
@@ -228,7 +228,7 @@ def load_into(
     Cost: Collective. A single process needs no process group.
     """
     planner = CompleteLoadPlanner()
-    with _plain_errors(f"checkpoint {str(path)!r} could not be loaded"):
+    with _plain_errors(f"Checkpoint {str(path)!r} could not be loaded"):
         load_planned(
             dict(state),
             storage_reader=CheckpointReader(path),
@@ -261,7 +261,7 @@ def load_like(
     given = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor)}
     targets: dict[str, Any] = {}
     if given:
-        with _plain_errors(f"checkpoint {str(path)!r} could not be loaded"):
+        with _plain_errors(f"Checkpoint {str(path)!r} could not be loaded"):
             metadata = CheckpointReader(path).read_metadata()
             if isinstance(metadata.storage_data, CheckpointError):
                 raise metadata.storage_data

@@ -131,7 +131,10 @@ class CheckpointReader(StorageReader):
 
     def _stage(self, plan: LoadPlan) -> None:
         if self._source is None:
-            raise CheckpointError("Call read_metadata before planning.")
+            raise CheckpointError(
+                "CheckpointReader has no metadata yet. Call read_metadata before "
+                "prepare_local_plan."
+            )
         self._staged = self._source.stage(plan.items)
 
 
@@ -168,8 +171,8 @@ class _ShardedSource:
             if index.offset is None or chunk.offsets == tuple(index.offset):
                 return tensor, chunk
         raise CheckpointError(
-            f"The checkpoint has no part of {index.fqn!r} at offset {index.offset}; it is damaged. "
-            f"Use another checkpoint."
+            f"The checkpoint has no shard of {index.fqn!r} at offset {index.offset}. It is "
+            f"damaged; use another checkpoint."
         )
 
 
@@ -247,9 +250,9 @@ def _tensor_metadata(tensor: ShardedTensor) -> TensorStorageMetadata:
 def _check_fits(item: ReadItem, saved: Tensor, target: Tensor) -> None:
     if saved.dtype is not target.dtype or saved.shape != target.shape:
         raise CheckpointMismatch(
-            f"{item.dest_index.fqn}: {saved.dtype} {list(saved.shape)} in the checkpoint, "
-            f"{target.dtype} {list(target.shape)} in this run. Nothing was changed: use the "
-            f"original model and optimizer."
+            f"{item.dest_index.fqn} is {saved.dtype} of shape {list(saved.shape)} in the "
+            f"checkpoint, but {target.dtype} of shape {list(target.shape)} in this run. Nothing "
+            f"was changed. Use the original model and optimizer."
         )
 
 

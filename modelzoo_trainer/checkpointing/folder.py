@@ -51,7 +51,8 @@ def name_problem(template: Any) -> str | None:
     longest = hidden_name("trash", f"{template.format(step=_MAX_STEP)}_{_MAX_NUMBER}")
     num_bytes = len(longest.encode()) - len(str(os.getpid())) + _PID_DIGITS
     if num_bytes > _MAX_NAME_BYTES:
-        return f"it is {num_bytes - _MAX_NAME_BYTES} bytes too long for a file system"
+        over = num_bytes - _MAX_NAME_BYTES
+        return f"it is too long for a file name (bytes over the limit: {over})"
     if name_pattern(template).fullmatch(template.format(step=7)) is None:
         return "no braces other than those of {step} are allowed"
     return None
@@ -91,7 +92,7 @@ def delete(path: Path) -> None:
         disk.remove_tree(trash)
     except OSError as error:
         raise CheckpointError(
-            f"checkpoint {str(path)!r} could not be deleted: {error.strerror or error}."
+            f"Checkpoint {str(path)!r} could not be deleted: {error.strerror or error}."
         ) from error
 
 
@@ -106,7 +107,8 @@ def _foreign(path: Path) -> str | None:
     names = sorted(entry.name for entry in path.iterdir())
     strange = [name for name in names if not is_file_name(name) or (path / name).is_dir()]
     if strange:
-        return f"has {strange[0]!r}, which is not a file of a checkpoint; remove it manually"
+        name = strange[0]
+        return f"contains {name!r}, which is not part of a checkpoint; delete or move {name!r}"
     if MANIFEST not in names and STATE not in names:
         return f"has neither {MANIFEST} nor {STATE}, so it is not a checkpoint"
     return None
@@ -127,7 +129,8 @@ def clean(folder: Path) -> list[Path]:
             else:
                 disk.unlink(path)
         except OSError as error:
-            log.warning("failed to remove the leftover %s: %s", path, error)
+            text = "failed to remove %s, left over from an interrupted save or deletion: %s"
+            log.warning(text, path, error)
         else:
             removed.append(path)
     return removed
@@ -273,7 +276,7 @@ def _named(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise CheckpointError(
-            f"the folder {str(folder)!r} cannot be listed: {error.strerror or error}."
+            f"The folder {str(folder)!r} cannot be listed: {error.strerror or error}."
         ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import xxhash
 
 from modelzoo_trainer.checkpointing import disk
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, reason_of
 
 FORMAT_VERSION: Final = 2
 MANIFEST: Final = "manifest.json"
@@ -91,19 +91,18 @@ def read_manifest(path: Path) -> Manifest:
             )
         if file.is_symlink():
             raise CheckpointError(
-                f"{str(file)!r} is a symbolic link; it must be a regular file. Copy the "
-                f"checkpoint with its files, not with links."
+                f"{str(file)!r} is a symbolic link; it must be a regular file. Copy the files "
+                f"themselves into the checkpoint, such as with cp -rL."
             )
         if not file.is_file():
-            raise CheckpointError(
-                f"{str(path)!r} has no {MANIFEST}: saving it was interrupted, or it is not a "
-                f"checkpoint. Use another one."
-            )
+            problem = f"has no {MANIFEST}: saving it was interrupted, or it is not a checkpoint"
+            problem = problem if os.path.lexists(path) else "does not exist"
+            raise CheckpointError(f"{str(path)!r} {problem}. Use another checkpoint.")
         return parse_manifest(text_of(file), path)
     except _PROBLEMS as error:
+        remedy = "Check permissions, or use" if isinstance(error, OSError) else "Use"
         raise CheckpointError(
-            f"{str(file)!r} cannot be read: {error!r}. Check permissions, or use another "
-            f"checkpoint."
+            f"{str(file)!r} cannot be read: {reason_of(error)}. {remedy} another checkpoint."
         ) from None
 
 
@@ -118,7 +117,7 @@ def text_of(file: Path) -> str:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-            raise ValueError(f"not a regular file, or larger than {_MAX_BYTES} bytes")
+            raise ValueError(f"it is not a regular file, or larger than {_MAX_BYTES} bytes")
         content = memoryview(bytearray(status.st_size))
         found = disk.read_into(fd, content)
     finally:
@@ -135,15 +134,15 @@ def parse_manifest(text: str, path: Path) -> Manifest:
             or RecursionError.
     """
     if len(text) > _MAX_BYTES:
-        raise ValueError(f"larger than {_MAX_BYTES} bytes")
+        raise ValueError(f"the manifest is larger than {_MAX_BYTES} bytes")
     raw = json.loads(text)
     version = raw["format_version"]
     migrate = _MIGRATIONS.get(version) if type(version) is int else None
     if migrate is None:  # first: other versions may compute the digest differently
         raise CheckpointError(
             f"{str(path)!r} has format version {version!r}; this version of modelzoo_trainer "
-            f"reads versions up to {FORMAT_VERSION}. Install the version that saved the "
-            f"checkpoint."
+            f"reads format versions up to {FORMAT_VERSION}. Install the version of "
+            f"modelzoo_trainer that saved the checkpoint."
         )
     raw.pop(_DIGEST, None)
     if text != _sealed(raw):
@@ -171,32 +170,32 @@ def _manifest_of(raw: dict[str, Any], path: Path) -> Manifest:
     outside = sorted(name for name in raw["files"] if not is_file_name(name) or name == MANIFEST)
     if outside:
         raise CheckpointError(
-            f"{str(path / MANIFEST)!r} refers to {outside[0]!r} outside of the checkpoint. Do not "
-            f"load it: it was damaged or tampered with."
+            f"{str(path / MANIFEST)!r} lists {outside[0]!r}, which cannot be a file of a "
+            f"checkpoint. Do not load the checkpoint: it was damaged or tampered with."
         )
     if type(raw["step"]) is not int or raw["step"] < 0:
-        raise ValueError(f"the step must be an integer >= 0, got {raw['step']!r}")
+        raise ValueError(f"'step' must be an integer >= 0, got {raw['step']!r}")
     if not isinstance(raw["name"], str) or not isinstance(raw["facts"], dict):
         raise ValueError(
-            f"the name must be a string and the facts an object; got the name {raw['name']!r} and "
-            f"the facts {raw['facts']!r}"
+            f"'name' must be a string and 'facts' a JSON object; got name={raw['name']!r} and "
+            f"facts={raw['facts']!r}"
         )
     return Manifest(
         format_version=raw["format_version"],
         name=raw["name"],
         step=raw["step"],
         versions={name: str(version) for name, version in raw["versions"].items()},
-        files={name: _record_of(record) for name, record in raw["files"].items()},
+        files={name: _record_of(name, record) for name, record in raw["files"].items()},
         facts=raw["facts"],
     )
 
 
-def _record_of(raw: dict[str, Any]) -> FileRecord:
+def _record_of(name: str, raw: dict[str, Any]) -> FileRecord:
     size, digest = raw["size_bytes"], raw["xxh3_128"]
     if type(size) is not int or size < 0 or not _HEX.fullmatch(digest):
         raise ValueError(
-            f"a file's size must be an integer >= 0 and its digest 32 hex digits, got size "
-            f"{size!r} and digest {digest!r}"
+            f"{name!r} must have an integer >= 0 as size_bytes and 32 hex digits as xxh3_128; got "
+            f"size_bytes={size!r} and xxh3_128={digest!r}"
         )
     return FileRecord(size_bytes=size, xxh3_128=digest)
 

@@ -78,8 +78,8 @@ def _sharded_rows(index: ShardIndex) -> list[TensorRow]:
     for name, tensor in sorted(index.tensors.items()):
         if tensor.dtype not in _NUM_BYTES:
             raise CheckpointError(
-                f"{SHARDS!r} has the unknown dtype {tensor.dtype!r}. Use the version of PyTorch "
-                f"that saved the checkpoint."
+                f"{SHARDS!r} has the unknown dtype {tensor.dtype!r} for {name!r}. Use the version "
+                f"of modelzoo_trainer that saved the checkpoint."
             )
         num_bytes = prod(tensor.shape) * _NUM_BYTES[tensor.dtype]
         rows.append(TensorRow(name, tensor.dtype, tensor.shape, num_bytes))

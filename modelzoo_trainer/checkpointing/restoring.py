@@ -41,8 +41,8 @@ def restoring(path: Path | None, parts: Mapping[str, Any]) -> Iterator[None]:
         part = _part_of(error, parts)
         raise CheckpointError(
             f"Checkpoint {str(path)!r} cannot be restored: its data for {part} is invalid "
-            f"({type(error).__name__}: {error}). This Trainer is now partly restored: create a "
-            f"new one and use another checkpoint."
+            f"({type(error).__name__}: {error}). This Trainer is now partly restored. Create a new "
+            f"Trainer, and use another checkpoint."
         ) from error
 
 
@@ -105,12 +105,14 @@ def check_kinds(owner: Any, before: Mapping[str, Any], state: Mapping[str, Any])
     if type(owner).__module__.partition(".")[0] not in _OWN:
         return
     for key, kind in before.items():
-        found = _kind(state[key]) if key in state else "nothing"
+        found = _kind(state[key]) if key in state else None
         may_be_unset = kind == "bool" and found == "null"  # torch's default
         if kind in ("null", "other") or may_be_unset:
             continue
+        if found is None:
+            raise ValueError(f"{key} is missing")
         if found != kind:
-            raise ValueError(f"{key} must be of type {kind}, got {found}: {state.get(key)!r}")
+            raise ValueError(f"{key} must be of type {kind}, got {found}: {state[key]!r}")
 
 
 def _kind(value: Any) -> Any:

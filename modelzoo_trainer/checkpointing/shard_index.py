@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final, TypeAlias
 
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, reason_of
 
 SHARDS: Final = "shards.json"
 DICT: Final = "k"
@@ -82,13 +82,13 @@ def parse_index(raw: Any) -> ShardIndex:
         world_size = _count(raw["world_size"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"The index of the checkpoint ({SHARDS}) cannot be read: {error!r}. It is damaged; "
-            f"use another checkpoint."
+            f"The index of the checkpoint ({SHARDS}) cannot be read: {reason_of(error)}. It is "
+            f"damaged; use another checkpoint."
         ) from None
     if paths.keys() != tensors.keys() | values.keys() or tensors.keys() & values.keys():
         raise CheckpointError(
-            f"The index of the checkpoint ({SHARDS}) has no paths of the state's entries. It is "
-            f"damaged; use another checkpoint."
+            f"The index of the checkpoint ({SHARDS}) is inconsistent: its paths do not match its "
+            f"tensors and values. It is damaged; use another checkpoint."
         )
     return ShardIndex(world_size=world_size, tensors=tensors, values=values, paths=paths)
 
@@ -100,8 +100,11 @@ def _tensor(name: str, raw: Any) -> ShardedTensor:
         begins_and_ends = zip(chunk.offsets, chunk.lengths, shape, strict=True)
         if any(offset + length > whole for offset, length, whole in begins_and_ends):
             raise ValueError(f"a shard of {name!r} is outside of the tensor's shape")
-    if sum(prod(chunk.lengths) for chunk in chunks) != prod(shape):
-        raise ValueError(f"the shards of {name!r} do not cover the whole tensor")
+    found = sum(prod(chunk.lengths) for chunk in chunks)
+    if found != prod(shape):
+        raise ValueError(
+            f"the shards of {name!r} have {found} values, but its shape has {prod(shape)}"
+        )
     return ShardedTensor(dtype=_text(raw["dtype"]), shape=shape, chunks=chunks)
 
 
@@ -117,7 +120,7 @@ def _path(raw: Any) -> StatePath:
     for kind, key in path:
         fits = type(key) in (str, int) if kind == DICT else type(key) is int and key >= 0
         if kind not in (DICT, LIST, TUPLE) or not fits:
-            raise ValueError(f"key {key!r} in a container of kind {kind!r}")
+            raise ValueError(f"the path {path!r} has an invalid key {key!r} or kind {kind!r}")
     if not path or path[0][0] != DICT:
         raise ValueError(f"the path {path!r} does not start in a dict")
     return path

@@ -78,9 +78,9 @@ class _Content:
         stored = as_stored(tensor)
         if data is None or not can_hold(stored):
             raise CheckpointError(
-                f"{item.index.fqn} cannot be saved: only dense tensors of usual dtypes can be, "
-                f"but this is a tensor of {tensor.dtype} and {tensor.layout} on "
-                f"{tensor.device.type}. Convert it in state_dict (to_dense(), or another dtype)."
+                f"{item.index.fqn} cannot be saved: it is a tensor of {tensor.dtype} and "
+                f"{tensor.layout} on {tensor.device.type}. Convert it in state_dict to a dense "
+                f"tensor, with to_dense(), or to a dtype that safetensors supports."
             )
         if tensor.dtype is not data.properties.dtype or tensor.shape != data.chunk.sizes:
             raise CheckpointError(
@@ -129,8 +129,8 @@ def _refuse_distributed(name: str, value: Any) -> None:
         item = waiting.pop()
         if isinstance(item, DTensor):
             raise CheckpointError(
-                f"{name} has a DTensor inside a tuple, which cannot be saved as shards. Use a "
-                f"list, or CheckpointSavePlanner."
+                f"{name} has a DTensor inside a tuple, which cannot be saved as shards. Use a list "
+                f"instead of the tuple, or pass planner=CheckpointSavePlanner()."
             )
         if isinstance(item, list | tuple):
             waiting += item
@@ -157,7 +157,10 @@ def write_share(
         if item.type is not WriteItemType.BYTE_IO:
             tensor = planner.resolve_data(item)
             if not isinstance(tensor, Tensor):
-                raise CheckpointError(f"The planner returned no tensor for {item.index.fqn}.")
+                raise CheckpointError(
+                    f"resolve_data of the planner returned a {type(tensor).__name__} for "
+                    f"{item.index.fqn}; it must return a tensor."
+                )
             content.add_tensor(item, tensor)
     records = _write(Path(share.folder), content)
     return [
@@ -174,8 +177,8 @@ def _value_of(planner: SavePlanner, item: WriteItem) -> Any:
     look_up = getattr(planner, "lookup_object", None)
     if look_up is None:  # its resolve_data would pickle
         raise CheckpointError(
-            f"The planner is a {type(planner).__name__}, but {item.index.fqn} is not a tensor and "
-            f"can be saved (without pickle) only with a DefaultSavePlanner. Pass one."
+            f"{item.index.fqn} is not a tensor, and the planner {type(planner).__name__} could "
+            f"only pickle it. Pass a DefaultSavePlanner or a CheckpointSavePlanner."
         )
     return look_up(item.index)
 
@@ -261,8 +264,9 @@ def _tensor_of(name: str, entry: TensorStorageMetadata, written: _Results) -> Sh
 def _place(name: str, offsets: Any, written: _Results) -> Written:
     result = written.get((name, offsets))
     if result is None:
+        where = "" if offsets is None else f" at offset {list(offsets)}"
         raise CheckpointError(
-            f"Process results are incomplete: no process saved {name} at offsets {offsets}."
+            f"No process has written {name}{where}, although the save plan contains it."
         )
     place: Written = result.storage_data
     return place

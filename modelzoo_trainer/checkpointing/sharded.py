@@ -25,7 +25,7 @@ from modelzoo_trainer.checkpointing.shard_index import (
 )
 from modelzoo_trainer.checkpointing.state_json import Tensors, decode
 from modelzoo_trainer.checkpointing.tensor_file import checked_tensors
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, reason_of
 
 Place: TypeAlias = tuple[str, str]
 """A tensor in a file: the file, the name in it."""
@@ -80,7 +80,10 @@ class Parts:
         file, name = place
         record_of_name(self.manifest.files, file)
         if not file.endswith(SUFFIX):
-            raise CheckpointError(f"{SHARDS!r} refers to {file!r}, which is not a tensor file.")
+            raise CheckpointError(
+                f"The checkpoint is damaged: {SHARDS!r} refers to {file!r} as a file of tensors. "
+                f"Use another checkpoint."
+            )
         self._uses.setdefault(file, {}).setdefault(name, []).append(use)
 
     def json(self, file: str) -> Any:
@@ -106,7 +109,10 @@ class Parts:
                     use(tensor)
             missing = sorted(uses.keys() - found)
             if missing:
-                raise CheckpointError(f"{str(self.path / file)!r} lacks {missing[0]!r}.")
+                raise CheckpointError(
+                    f"{str(self.path / file)!r} lacks the tensor {missing[0]!r}. The checkpoint is "
+                    f"damaged; use another checkpoint."
+                )
 
 
 class Values:
@@ -128,7 +134,8 @@ class Values:
                     parts.want((str(place[0]), str(place[1])), _keeping(keep, str(inner)))
         except (LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the values of {str(parts.path)!r} cannot be read: {error!r}."
+                f"The values of checkpoint {str(parts.path)!r} cannot be read: {reason_of(error)}. "
+                f"It is damaged; use another checkpoint."
             ) from None
 
     def decoded(self) -> Iterator[tuple[str, Any]]:
@@ -177,8 +184,8 @@ def dtype_of(tensor: ShardedTensor) -> torch.dtype:
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(
-            f"{SHARDS!r} has the unknown dtype {tensor.dtype!r}. Load the checkpoint with the "
-            f"version of PyTorch that saved it."
+            f"{SHARDS!r} has the dtype {tensor.dtype!r}, which PyTorch {torch.__version__} does "
+            f"not have. Load the checkpoint with the version of PyTorch that saved it."
         )
     return dtype
 
@@ -202,7 +209,8 @@ def as_saved(stored: Tensor, tensor: ShardedTensor, chunk: Chunk) -> Tensor:
     if block.dtype is not dtype or tuple(block.shape) != chunk.lengths:
         raise CheckpointError(
             f"{chunk.file!r} has {chunk.name!r} as {block.dtype} of shape {tuple(block.shape)}, "
-            f"but {SHARDS!r} has {dtype} of shape {chunk.lengths}."
+            f"but {SHARDS!r} lists {dtype} of shape {chunk.lengths}. The checkpoint is damaged; "
+            f"use another checkpoint."
         )
     return block
 
@@ -238,7 +246,8 @@ def _visit(
         name = ".".join(str(key) for _, key in path)
         if name in leaves:
             raise CheckpointError(
-                f"state_dict: two entries have the name {name!r}. Rename one of them."
+                f"state_dict: two entries have the name {name!r} (their keys, joined by dots). "
+                f"Rename one of them."
             )
         leaves[name] = value
         paths[name] = path
@@ -280,8 +289,8 @@ def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, StatePath]) -> dict
         state: dict[str, Any] = root.built()
     except (LookupError, RecursionError):
         raise CheckpointError(
-            f"The index of the checkpoint ({SHARDS}) contradicts itself; it is damaged. Use "
-            f"another checkpoint."
+            f"The index of the checkpoint ({SHARDS}) is inconsistent: a list has no item at some "
+            f"index, or entries are nested too deeply. It is damaged; use another checkpoint."
         ) from None
     return state
 
@@ -309,8 +318,16 @@ def _put(root: _Node, path: StatePath, leaf: Any) -> None:
     for (_, key), (kind, _) in pairwise(path):
         child = node.items.setdefault(key, _Node(kind))
         if not isinstance(child, _Node) or child.kind != kind:
-            raise CheckpointError(f"the state's entry {path!r} is inside another entry.")
+            raise _inconsistent(path, "inside another entry")
         node = child
     if path[-1][1] in node.items:
-        raise CheckpointError(f"the state has two entries at {path!r}.")
+        raise _inconsistent(path, "listed twice")
     node.items[path[-1][1]] = leaf
+
+
+def _inconsistent(path: StatePath, what: str) -> CheckpointError:
+    name = ".".join(str(key) for _, key in path)
+    return CheckpointError(
+        f"The index of the checkpoint ({SHARDS}) is inconsistent: the entry {name!r} is {what}. It "
+        f"is damaged; use another checkpoint."
+    )

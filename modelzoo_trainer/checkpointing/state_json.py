@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, can_hold
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, reason_of
 
 _COMPILED: Final = re.compile(r"(?:^|(?<=\.))_orig_mod\.")  # inserted into names by torch.compile
 WRAPPED: Final = "module."  # prefixed to names by DDP and similar wrappers
@@ -80,7 +80,8 @@ class Encoder:
         for key, value in state.items():
             if type(key) is not str:
                 raise CheckpointError(
-                    f"state_dict: keys must be strings, got {key!r}. Convert them with str()."
+                    f"state_dict: keys of the outermost dict must be strings, got {key!r}. Convert "
+                    f"them with str()."
                 )
             self._key, self._stem = key, self._new_stem(key)
             self._wrapper = WRAPPED if _is_wrapped(value) else ""
@@ -107,7 +108,7 @@ class Encoder:
         parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
         return CheckpointError(
             f"{self._key}{''.join(parts)} is a {type(value).__name__}{what}, which cannot be "
-            f"saved. Return tensors, numbers, strings, lists and dicts from state_dict."
+            f"saved. Return dense tensors, numbers, strings, lists and dicts from state_dict."
         )
 
     def _refuse(self, value: Any, path: Path) -> Json:
@@ -228,7 +229,8 @@ def decode(state_json: Mapping[str, Json], tensors: Tensors) -> dict[str, Any]:
         struct.error,
     ) as error:
         raise CheckpointError(
-            f"The state in the checkpoint cannot be read: {error!r}. Use another checkpoint."
+            f"The state in the checkpoint cannot be read: {reason_of(error)}. Use another "
+            f"checkpoint."
         ) from None
 
 
@@ -237,7 +239,7 @@ def _decode(value: Json, tensors: Tensors) -> Any:
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         if isinstance(value, int) and abs(value) >= _MAX_INT:
-            raise ValueError("a number has an unexpected format")
+            raise ValueError("an integer >= 2**63 is not in the format of large integers")
         return value
     if _TAG in value:
         return _DECODERS[value[_TAG]](value, tensors)

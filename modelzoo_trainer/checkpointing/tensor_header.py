@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -77,7 +78,7 @@ def read_header(file: Readable, size: int) -> Header:
     """
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     if size < LENGTH_BYTES or not 0 < length <= min(size - LENGTH_BYTES, _MAX_HEADER_BYTES):
-        raise ValueError("not a safetensors file, or truncated (no valid header)")
+        raise ValueError("it is not a safetensors file, or it is truncated (no valid header)")
     text = file.read(length)
     if len(text) != length:
         raise ValueError("the file is truncated (ends inside its header)")
@@ -98,7 +99,7 @@ def parse_header(text: bytes, size: int) -> Header:
         raise ValueError("the header is not a JSON object")
     metadata = raw.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError(f"{METADATA} in the header is not an object of strings")
+        raise ValueError(f"{METADATA} in the header is not a JSON object of strings")
     tensors = {name: _entry(name, value) for name, value in raw.items()}
     ordered = sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))
     start = LENGTH_BYTES + len(text)
@@ -109,7 +110,8 @@ def parse_header(text: bytes, size: int) -> Header:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("the header has a duplicate name")
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the header has the name {name!r} twice")
     return found
 
 
@@ -147,7 +149,12 @@ def _check_filled(ordered: list[tuple[str, TensorEntry]], num_bytes: int) -> Non
     end = 0
     for name, entry in ordered:
         if entry.begin != end:
-            raise ValueError(f"{name!r} starts at byte {entry.begin} of the data, expected {end}")
+            raise ValueError(
+                f"tensor {name!r} starts at byte {entry.begin} of the data, expected {end}; the "
+                f"file is damaged"
+            )
         end = entry.end
     if end != num_bytes:
-        raise ValueError(f"it has {num_bytes} bytes of data, expected {end}")
+        raise ValueError(
+            f"the file has {num_bytes} bytes of data, expected {end}; it is truncated or damaged"
+        )

@@ -27,7 +27,8 @@ SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt")
 FIXED_IN: Final = "2.10.0"
 """The first release of torch without CVE-2026-24747."""
 CONVERT: Final = (
-    "Convert it where you trust it: safetensors.torch.save_model(model, 'model.safetensors')."
+    "If you trust the file, load it into a model yourself and convert it: "
+    "safetensors.torch.save_model(model, 'model.safetensors')."
 )
 _WRAPPED: Final = ("model", "state_dict", "model_state_dict")  # where trainers keep the weights
 _MOST: Final = 5  # names in a message
@@ -118,10 +119,11 @@ def _weights_in(content: Any, path: Path) -> dict[str, Tensor]:
         log.info("%s: loading the entry %r; not loading: %s.", path, found[0], shown or "nothing")
         return _checked(content[found[0]], path)
     kind = type(content).__name__
-    what = f"{kind} with {', '.join(map(repr, keys[:_MOST]))}" if keys else kind
+    what = f"{kind} with the keys {', '.join(map(repr, keys[:_MOST]))}" if keys else kind
     raise CheckpointError(
-        f"{str(path)!r} contains a {what}, not the weights of one model. Save model.state_dict(), "
-        f"alone or in a dict under one of the keys {', '.join(map(repr, _WRAPPED))}."
+        f"{str(path)!r} contains an object of type {what}, not the weights of one model. Save "
+        f"model.state_dict(), alone or in a dict under one of the keys "
+        f"{', '.join(map(repr, _WRAPPED))}."
     )
 
 
@@ -132,13 +134,25 @@ def _holds_tensors(value: Any) -> bool:
 
 def _checked(state: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
     for name, value in state.items():
-        is_plain = type(value) in (Tensor, Parameter) and value.layout is torch.strided
-        if not isinstance(name, str) or not is_plain or value.is_meta or value.is_quantized:
-            kind = str(value.layout) if isinstance(value, Tensor) else type(value).__name__
+        if not isinstance(name, str):
+            raise CheckpointError(f"{str(path)!r} has the key {name!r}; keys must be strings.")
+        kind = _unsupported(value)
+        if kind is not None:
             raise CheckpointError(
                 f"{str(path)!r}: the entry {name!r} is {kind}; only dense tensors can be loaded."
             )
     return dict(state)
+
+
+def _unsupported(value: Any) -> str | None:
+    """Return what a value is if it is not a dense tensor."""
+    if type(value) not in (Tensor, Parameter):
+        return f"an object of type {type(value).__name__}"
+    if value.layout is not torch.strided:
+        return f"a tensor of layout {value.layout}"
+    if value.is_quantized:
+        return "a quantized tensor"
+    return "a tensor on the meta device" if value.is_meta else None
 
 
 def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:

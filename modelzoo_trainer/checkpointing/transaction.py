@@ -75,7 +75,10 @@ class CheckpointTransaction:
         """
         with self._whole():
             if not is_file_name(name) or name in self.records or name == MANIFEST:
-                raise CheckpointError(f"{name!r} is not a valid name for a file in a checkpoint.")
+                raise CheckpointError(
+                    f"{name!r} is not a valid name for a new file in a checkpoint. Use letters, "
+                    f"digits, _ and -, then .safetensors or .json, and each name only once."
+                )
             self.records[name] = write_file(self.folder / name, chunks)
         return self.records[name]
 
@@ -116,7 +119,7 @@ class CheckpointTransaction:
         file = self.folder / name
         size = file.stat().st_size if file.exists() else None
         if size != record.size_bytes:
-            found = "is not there" if size is None else f"has {size} bytes"
+            found = "is missing" if size is None else f"has {size} bytes"
             raise CheckpointError(
                 f"Checkpoint {str(self.path)!r} cannot be committed: {name!r} {found}, expected "
                 f"{record.size_bytes} bytes. All processes must write to the same file system."

@@ -89,7 +89,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"{str(path)!r} is a pickle, which may run code when loaded. {CONVERT}"
         )
     if not path.is_file():
-        raise CheckpointError(f"{str(path)!r} is neither a file nor a folder.")
+        problem = "is neither a file nor a folder" if path.exists() else "does not exist"
+        raise CheckpointError(f"{str(path)!r} {problem}.")
     if path.name.endswith(".index.json"):
         return _read_shards(path)
     return _read_one(path)
@@ -162,8 +163,8 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     missing = [name for name, shard in places.items() if name not in tensors]
     if missing:
         raise CheckpointError(
-            f"{str(index)!r} lists {missing[0]!r} in {places[missing[0]]!r}, which lacks it "
-            f"({len(missing)} missing in total). Download the files again."
+            f"{str(index)!r} lists the tensor {missing[0]!r} in {places[missing[0]]!r}, but that "
+            f"file does not have it (missing in total: {len(missing)}). Download the files again."
         )
     return tensors
 
@@ -172,7 +173,7 @@ def _places(index: Path) -> dict[str, str]:
     """Return the file of each tensor."""
     with open_checked(_file_of(index), None) as file:
         if file.size > _MAX_INDEX_BYTES:
-            raise ValueError(f"{file.size} bytes are too many for an index")
+            raise ValueError(f"it has {file.size} bytes, an index at most {_MAX_INDEX_BYTES}")
         places = json.loads(file.read(file.size))["weight_map"]
         outside = [shard for shard in _values(places) if not _SHARD.fullmatch(shard)]
         if outside:
@@ -185,10 +186,10 @@ def _places(index: Path) -> dict[str, str]:
 
 def _values(places: Any) -> Iterator[str]:
     if not isinstance(places, dict) or not places:
-        raise ValueError("weight_map must be an object of tensor names and file names")
+        raise ValueError("weight_map must be a JSON object that maps tensor names to files")
     for shard in places.values():
         if not isinstance(shard, str):
-            raise ValueError(f"weight_map must have file names, got {shard!r}")
+            raise ValueError(f"weight_map must map tensor names to file names, got {shard!r}")
         yield shard
 
 
@@ -260,7 +261,7 @@ def write_weights(state: Mapping[str, Any], file: str | Path, *, force: bool = F
 def _write(state: Any, file: Path, name: str, *, force: bool) -> list[str]:
     tensors, rest = _tensors_of(state)
     if not tensors:
-        raise CheckpointError(f"{name} has no tensors, so there is nothing to export.")
+        raise CheckpointError(f"{str(file)!r} was not written: {name} has no tensors.")
     kept, aliases = _untied(tensors)
     part = file.with_name(hidden_name("tmp", file.name))
     try:
@@ -308,9 +309,9 @@ def read_part(path: Path, key: str) -> Any:
         state = _read_whole(path, manifest, key)
     if key not in state:
         raise CheckpointError(
-            f"Checkpoint {str(path)!r} has no state {key!r}. Checkpoints saved by a Trainer have "
-            f"the state 'model'; modelzoo-trainer checkpoint info shows the states "
-            f"of a checkpoint."
+            f"The state in checkpoint {str(path)!r} has no key {key!r}. A Trainer saves the model "
+            f"under 'model'. To list what a checkpoint contains, run: modelzoo-trainer checkpoint "
+            f"info {path}"
         )
     return state[key]
 

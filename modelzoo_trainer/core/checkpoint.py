@@ -48,7 +48,7 @@ from modelzoo_trainer.errors import (
     ConfigError,
     is_refusal_of_disk,
 )
-from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
-class Checkpoint(CoreCallback, Advised):
+class Checkpoint(CoreCallback, Interceptable):
     """Write checkpoints at step boundaries, and find the newest intact one.
 
     With any of `steps`, `minutes`, `epochs` and `save_final_checkpoint`, a checkpoint is also

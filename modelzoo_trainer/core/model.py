@@ -18,7 +18,7 @@ from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
 from modelzoo_trainer.constraints import Call
 from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
-from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.models.freezing import in_evaluation_mode, set_training_mode
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ log = logging.getLogger("modelzoo_trainer.model")
 ModelFactory = Callable[[], Module]
 
 
-class ModelCallback(CoreCallback, Advised):
+class ModelCallback(CoreCallback, Interceptable):
     """Own `trainer.model` and `trainer.compiled_model`, and how the model is called.
 
     Args:

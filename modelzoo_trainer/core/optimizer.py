@@ -20,7 +20,7 @@ from modelzoo_trainer.core.manual_steps import ManualSteps, check_manual
 from modelzoo_trainer.core.optimizer_state import OptimizerState
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
-from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.interceptors import Interceptable, event
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -134,7 +134,7 @@ _KEY: Final = "optimizer"  # of the state
 _KEY_OF_SEVERAL: Final = "optimizers"
 
 
-class OptimizerCallback(CoreCallback, Advised):
+class OptimizerCallback(CoreCallback, Interceptable):
     """Own `trainer.optimizer`, or `trainer.optimizers` if there are several.
 
     Args:

@@ -19,7 +19,7 @@ from modelzoo_trainer.callback import CoreCallback, StateDict
 from modelzoo_trainer.checkpointing.restoring import check_kinds, kinds
 from modelzoo_trainer.core.optimizer_facts import is_plain
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError, suggest
-from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.optim import Scheduler, check_conflicts
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ _KIND: Final = "scheduler_class"  # keys beside those of the scheduler
 _SETTINGS: Final = "scheduler_settings"
 
 
-class SchedulersCallback(CoreCallback, Advised):
+class SchedulersCallback(CoreCallback, Interceptable):
     """Own `trainer.schedulers`; each is stepped once after every optimizer step.
 
     Args:

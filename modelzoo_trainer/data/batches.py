@@ -56,7 +56,8 @@ def _slice(batch: Any, num: int, part: slice) -> Any:
         if batch.shape[0] != num:
             raise ConfigError(
                 f"A batch of {num} samples has a tensor of shape {tuple(batch.shape)}, so it "
-                f"cannot be split into micro-batches. Remove micro_batch_size."
+                f"cannot be split into micro-batches. Make the samples the first dimension of "
+                f"every tensor, or remove csx.performance.micro_batch_size."
             )
         return batch[part]
     if isinstance(batch, Mapping):

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from modelzoo_trainer.constraints import NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.interceptors import Interceptable, event
 
 ShuffleSeed = Annotated[NonNegativeSize, Lt(2**63)]
 _CHUNK: Final = 8192  # indices converted to Python objects at a time
@@ -180,8 +180,8 @@ def make_dataloader(
     if isinstance(dataset, IterableDataset):
         raise ConfigError(
             f"dataset is {type(dataset).__name__}, an IterableDataset, but a DataProcessor "
-            f"requires a dataset with __getitem__ and __len__. Write a class whose method "
-            f"create_dataloader returns a DataLoader."
+            f"requires a dataset with __getitem__ and __len__. Instead of a DataProcessor, write a "
+            f"class with a method create_dataloader that returns a DataLoader."
         )
     num_samples = len(cast(Sized, dataset))
     if options.drop_last and num_samples < options.num_drawn:
@@ -263,7 +263,7 @@ class TensorRows(BatchDataset):
         return {key: tensor[which] for key, tensor in self.tensors.items()}
 
 
-class DataProcessor(Advised):
+class DataProcessor(Interceptable):
     """Base class of data processors: a DataLoader of a dataset, with the options of all processors.
 
     The constructor of a subclass sets these attributes:

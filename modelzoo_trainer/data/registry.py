@@ -29,9 +29,11 @@ def processor_class(name: str) -> type[Any]:
     by_lower_name = {known.lower(): place for known, place in PROCESSORS.items()}
     place = by_lower_name.get(name.lower())
     if place is None:
+        near = suggest(name, PROCESSORS)
         raise ConfigError(
             f"data_processor {name!r} is not a shipped data processor. "
-            f"{suggest(name, PROCESSORS)} Shipped: {', '.join(sorted(PROCESSORS))}. "
+            f"{f'{near} ' if near.startswith('Did') else ''}"
+            f"Shipped: {', '.join(sorted(PROCESSORS))}. "
             "For a custom class, give its dotted path: 'mypackage.mymodule.MyProcessor'."
         )
     module, _, attribute = place.partition(":")

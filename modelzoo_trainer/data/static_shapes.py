@@ -106,9 +106,9 @@ class PadToBuckets:
         self.mask = mask
         if mask is not None and (mask in self.pad or not all(isinstance(n, str) for n in self.pad)):
             raise ConfigError(
-                f"PadToBuckets: mask={mask!r} requires samples that are dicts, so pad must be a "
-                f"dict by key, such as {{'input_ids': 0}}, without the key {mask!r}; got "
-                f"pad={pad!r}. Change pad, or remove or rename mask."
+                f"PadToBuckets: with mask={mask!r}, pad must be a dict with keys of the samples, "
+                f"such as {{'input_ids': 0}}, but without the key {mask!r}; got pad={pad!r}. "
+                f"Change pad, use another name for mask, or remove mask."
             )
 
     def __call__(self, samples: list[Any]) -> Any:
@@ -146,11 +146,11 @@ class PadToBuckets:
     def _sequences(self, sample: Any, number: int) -> dict[Name, Tensor]:
         """Return the entries of a sample to pad, validated."""
         where = f"sample {number} of the batch"
-        _check_names(self.pad, sample, f"PadToBuckets: pad names {{}}, and {where}")
+        _check_names(self.pad, sample, f"PadToBuckets: pad has {{}}, but {where}")
         if self.mask is not None and self.mask in sample:
             raise ConfigError(
-                f"PadToBuckets: mask is {self.mask!r}, but {where} already has it. Pad that entry "
-                f"(pad={{{self.mask!r}: 0}}), or use another name."
+                f"PadToBuckets: mask is {self.mask!r}, but {where} already has that key. Remove "
+                f"mask and add {{{self.mask!r}: 0}} to pad, or use another name for mask."
             )
         entries = {}
         for name, value in self.pad.items():
@@ -169,7 +169,7 @@ class PadToBuckets:
         if not -entry.dim() <= self.dim < entry.dim():
             raise ConfigError(
                 f"PadToBuckets: {what} has shape {tuple(entry.shape)}, so it has no dimension "
-                f"{self.dim}. Change dim, or remove it from pad to stack it unpadded."
+                f"{self.dim}. Change dim, or remove the entry from pad to stack it unpadded."
             )
         _check_fits(value, entry.dtype, f"PadToBuckets: {what} is padded with")
         length = entry.shape[self.dim]
@@ -238,8 +238,8 @@ class PadLastBatch:
     ) -> None:
         if not fill and weight is None:
             raise ConfigError(
-                "PadLastBatch: set fill or weight; otherwise added rows would count as samples. "
-                'Pass fill, such as {"labels": -100}, or the key of a weight to add.'
+                "PadLastBatch: without fill or weight, added rows would count as samples. Pass "
+                'fill, such as {"labels": -100}, or weight, the key of an entry to add.'
             )
         self.batch_size = _at_least_one("PadLastBatch: batch_size", batch_size)
         self.fill = _checked_values("PadLastBatch: fill", fill) if fill else {}
@@ -253,7 +253,7 @@ class PadLastBatch:
         if num > self.batch_size:
             raise ConfigError(
                 f"PadLastBatch: batch_size is {self.batch_size}, but a batch has {num} samples. "
-                "Use the batch_size of the loader."
+                "Use the batch_size of the DataLoader."
             )
         self._check(batch, num)  # also a full one, to find invalid names in the first batch
         if num < self.batch_size:
@@ -266,11 +266,11 @@ class PadLastBatch:
         return batch
 
     def _check(self, batch: Any, num: int) -> None:
-        _check_names(self.fill, batch, "PadLastBatch: fill names {}, and the batch")
+        _check_names(self.fill, batch, "PadLastBatch: fill has {}, but the batch")
         for name, value in self.fill.items():
             entry = batch[name]
             if not isinstance(entry, Tensor) or entry.shape[:1] != (num,):
-                shape = f" {tuple(entry.shape)}" if isinstance(entry, Tensor) else ""
+                shape = f" of shape {tuple(entry.shape)}" if isinstance(entry, Tensor) else ""
                 raise ConfigError(
                     f"PadLastBatch: fill has {name!r}, which is a {type(entry).__name__}{shape} "
                     f"in a batch of {num} samples. Only a tensor with {num} rows can be filled."
@@ -332,8 +332,9 @@ def _as_tensor(value: Any, what: str) -> Tensor:
         raise ConfigError(f"PadToBuckets: {what} cannot become a tensor: {error}.") from error
     kind = f"{'an empty' if isinstance(value, list | tuple) else 'a'} {type(value).__name__}"
     raise ConfigError(
-        f"PadToBuckets: {what} is {kind}, of unknown length and type. Return tensors, arrays or "
-        "lists of numbers, or remove it from pad to stack it unpadded."
+        f"PadToBuckets: {what} is {kind}; only tensors, arrays and non-empty lists of numbers can "
+        "be padded. Return one of these from the dataset, or remove the entry from pad to stack it "
+        "unpadded."
     )
 
 
@@ -368,10 +369,13 @@ def _checked_values(what: str, values: Mapping[Any, Any]) -> dict[Name, float]:
     names = [name for name in values if not isinstance(name, str | int)]
     if wrong or names or not values:
         raise ConfigError(
-            f"{what} is {dict(values)!r}. Give a number for at least one entry, by its key or "
-            'position, such as {"labels": -100} or {1: -100}.'
+            f"{what} is {dict(values)!r}. It must map one or more entries, by key or position, to "
+            'numbers, such as {"labels": -100} or {1: -100}.'
         )
     return dict(values)
+
+
+_NO_ENTRIES: Final = "Only dicts, tuples and lists have entries."
 
 
 def _check_names(names: Mapping[Name, float], owner: Any, said: str) -> None:
@@ -383,7 +387,7 @@ def _check_names(names: Mapping[Name, float], owner: Any, said: str) -> None:
         known = list(range(len(owner)))
     for name in names:
         if name not in known:
-            near = suggest(str(name), map(str, known)) if known else "Only containers have entries."
+            near = suggest(str(name), map(str, known)) if known else _NO_ENTRIES
             raise ConfigError(
                 f"{said.format(repr(name))} is a {type(owner).__name__} without it. {near}"
             )
@@ -396,8 +400,8 @@ def _check_fits(value: float, dtype: torch.dtype, what: str) -> None:
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     if not (low <= value <= high and float(value).is_integer()):
         raise ConfigError(
-            f"{what} {value}, but its type is {dtype}, which holds integers from {low} to "
-            f"{high}. Give another value, or samples of another type."
+            f"{what} {value}, but its dtype is {dtype}, which holds integers from {low} to "
+            f"{high}. Use another value, or samples of another dtype."
         )
 
 

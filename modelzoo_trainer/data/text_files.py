@@ -14,7 +14,7 @@ from modelzoo_trainer.data.token_cache import (
     find_documents,
     missing_places,
 )
-from modelzoo_trainer.data.tokenization import Tokenization, make_tokenization
+from modelzoo_trainer.data.tokenization import Tokenization, make_tokenization, missing_file
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
 
@@ -143,5 +143,5 @@ class TextFileProcessor(DataProcessor):
         if tokenizer_file_path is None:
             make_tokenization(None, eos_token)
         elif not Path(tokenizer_file_path).expanduser().is_file():
-            lacks.append(f"tokenizer_file_path {tokenizer_file_path!r} does not exist.")
+            lacks.append(missing_file(tokenizer_file_path))
         return lacks

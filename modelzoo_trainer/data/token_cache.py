@@ -223,8 +223,9 @@ def cached_tokens(
         if damage is None:
             _say_once("Using the cached tokens of split %r: %s", split, path)
             return path
-        log.warning("Tokens of split %r: %s is damaged (%s); rebuilding it", split, path, damage)
-    log.info("Tokenizing %d documents of split %r into %s", split, len(documents), path)
+        text = "The file of cached tokens of split %r is damaged (%s); rebuilding %s"
+        log.warning(text, split, damage, path)
+    log.info("Tokenizing split %r into %s (documents: %d)", split, path, len(documents))
     parts = (tokenization.encode(_read(document)) for document in documents)
     if part is not None:
         parts = (_part(whole, *part) for whole in parts)
@@ -291,7 +292,7 @@ def _read(document: Document) -> bytes:
     except OSError as error:
         raise ConfigError(
             f"data_dir: {str(document.path)!r} cannot be read ({error.strerror}). "
-            "Make it readable, or exclude it with pattern."
+            "Make it readable, or set pattern to a glob that does not match it."
         ) from error
 
 

@@ -90,9 +90,15 @@ def make_tokenization(tokenizer_file_path: str | None, eos_token: str | None) ->
     return ByteTokenization()
 
 
+def missing_file(tokenizer_file_path: str) -> str:
+    """Return a message for a path that is not a file."""
+    problem = "is not a file" if Path(tokenizer_file_path).exists() else "does not exist"
+    return f"tokenizer_file_path {tokenizer_file_path!r} {problem}. Pass a tokenizer.json file."
+
+
 def _load(path: Path) -> Any:
     if not path.is_file():
-        raise ConfigError(f"tokenizer_file_path {str(path)!r} does not exist.")
+        raise ConfigError(missing_file(str(path)))
     try:
         tokenizers = import_module("tokenizers")
     except ImportError as error:
@@ -104,5 +110,6 @@ def _load(path: Path) -> Any:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(
-            f"tokenizer_file_path {str(path)!r} is not a tokenizers file: {error}"
+            f"tokenizer_file_path {str(path)!r} cannot be loaded by the tokenizers library: "
+            f"{error}. Pass a tokenizer.json file."
         ) from error

@@ -4,7 +4,7 @@
     ("pre-step", f)      f(self, batch) returns the batch: any of the arguments, by their names
     ("post-step", f)     f(self, result) returns the result
 
-An object with interceptors for an event has an `AdvisedMethod` as an instance attribute, which
+An object with interceptors for an event has an `InterceptedMethod` as an instance attribute, which
 shadows the method of its class; without interceptors there is no cost. The event of the
 constructor is `init`, in every class.
 """
@@ -19,10 +19,10 @@ from modelzoo_trainer.interceptors.functions import (
     unknown_event,
 )
 from modelzoo_trainer.interceptors.objects import (
-    Advised,
-    AdvisedMethods,
     FunctionHandle,
     FunctionList,
+    Interceptable,
+    InterceptableMethods,
     begin,
     end,
 )
@@ -30,10 +30,10 @@ from modelzoo_trainer.interceptors.placement import Interceptors, is_own_pair, p
 
 __all__ = [
     "INIT",
-    "Advised",
-    "AdvisedMethods",
     "FunctionHandle",
     "FunctionList",
+    "Interceptable",
+    "InterceptableMethods",
     "Interceptors",
     "Pair",
     "begin",

@@ -20,7 +20,7 @@ from modelzoo_trainer.interceptors.functions import (
 
 F = TypeVar("F", bound=AnyFunction)
 
-OWN_LIST: Final = "_advice_list"
+OWN_LIST: Final = "_interceptor_list"
 """Attribute for the list `callbacks` that a class was defined with."""
 
 _NAME: Final = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, suggest
 
-log = logging.getLogger("modelzoo_trainer.advice")
+log = logging.getLogger("modelzoo_trainer.interceptors")
 
 AnyFunction = Callable[..., Any]
 Pair = tuple[str, AnyFunction]

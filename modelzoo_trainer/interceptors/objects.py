@@ -26,7 +26,7 @@ from modelzoo_trainer.interceptors.functions import (
     unknown_event,
 )
 
-FUNCTIONS: Final = "_advice_functions"
+FUNCTIONS: Final = "_interceptor_functions"
 """Instance attribute of the list of functions, if any."""
 
 
@@ -68,7 +68,7 @@ class Parameters:
         return bound.args, bound.kwargs
 
 
-class AdvisedMethod:
+class InterceptedMethod:
     """A method of an object, with the functions before and after it.
 
     A nested call of the same method does not run the functions again.
@@ -104,16 +104,16 @@ class AdvisedMethod:
 
 def begin(owner: Owner, attribute: str) -> None:
     """Call the pre-functions of an event that is a point in time instead of a method call."""
-    advised = vars(owner).get(attribute)
-    if isinstance(advised, AdvisedMethod):
-        before(owner, advised.pre, {})
+    intercepted = vars(owner).get(attribute)
+    if isinstance(intercepted, InterceptedMethod):
+        before(owner, intercepted.pre, {})
 
 
 def end(owner: Owner, attribute: str) -> None:
     """Call the post-functions of an event that is a point in time instead of a method call."""
-    advised = vars(owner).get(attribute)
-    if isinstance(advised, AdvisedMethod):
-        after(owner, advised.post, None)
+    intercepted = vars(owner).get(attribute)
+    if isinstance(intercepted, InterceptedMethod):
+        after(owner, intercepted.post, None)
 
 
 def before(owner: Owner, functions: Iterable[PreFunction], arguments: dict[str, Any]) -> None:
@@ -159,13 +159,13 @@ def install(owner: Owner, functions: list[Function]) -> None:
     own = vars(owner)
     wanted = {function.attribute for function in functions}
     for name, value in list(own.items()):
-        if isinstance(value, AdvisedMethod) and name not in wanted:
+        if isinstance(value, InterceptedMethod) and name not in wanted:
             del own[name]
             if value.replaced is not None:
                 own[name] = value.replaced
     for name in wanted:
-        if not isinstance(own.get(name), AdvisedMethod):
-            own[name] = AdvisedMethod(owner, name)
+        if not isinstance(own.get(name), InterceptedMethod):
+            own[name] = InterceptedMethod(owner, name)
         mine = [function for function in functions if function.attribute == name]
         own[name].pre = tuple(known for known in mine if isinstance(known, PreFunction))
         own[name].post = tuple(known for known in mine if isinstance(known, PostFunction))
@@ -175,13 +175,13 @@ def install(owner: Owner, functions: list[Function]) -> None:
         own.pop(FUNCTIONS, None)
 
 
-_PREPARED: Final = "_advice_prepared"
+_PREPARED: Final = "_interceptor_prepared"
 
 
 class FunctionHandle:
     """Handle that removes an added function."""
 
-    def __init__(self, owner: AdvisedMethods, function: Function) -> None:
+    def __init__(self, owner: InterceptableMethods, function: Function) -> None:
         self._owner = owner
         self._function = function
 
@@ -192,7 +192,7 @@ class FunctionHandle:
             install(self._owner, [known for known in functions if known is not self._function])
 
 
-class AdvisedMethods:
+class InterceptableMethods:
     """Base class of objects with interceptors.
 
     Functions come from the classes, base first, each with its list `callbacks` and then its methods
@@ -316,7 +316,7 @@ class AdvisedMethods:
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
         for name, value in vars(self).items():
-            if isinstance(value, AdvisedMethod):  # of this object, not of the copy
+            if isinstance(value, InterceptedMethod):  # of this object, not of the copy
                 del state[name]
                 if value.replaced is not None:
                     state[name] = value.replaced
@@ -332,7 +332,7 @@ class AdvisedMethods:
 class FunctionList(MutableSequence[Pair]):
     """The functions of an object, as pairs; changes of this list apply to the object."""
 
-    def __init__(self, owner: AdvisedMethods) -> None:
+    def __init__(self, owner: InterceptableMethods) -> None:
         self._owner = owner
 
     def __len__(self) -> int:
@@ -375,19 +375,19 @@ class FunctionList(MutableSequence[Pair]):
 class _Lists:
     """The attribute `callbacks`: a live list for an object, a copy for a class."""
 
-    def __get__(self, instance: AdvisedMethods | None, cls: type) -> Any:
+    def __get__(self, instance: InterceptableMethods | None, cls: type) -> Any:
         return class_pairs(cls) if instance is None else FunctionList(instance)
 
-    def __set__(self, instance: AdvisedMethods, value: Iterable[Pair]) -> None:
+    def __set__(self, instance: InterceptableMethods, value: Iterable[Pair]) -> None:
         FunctionList(instance)[:] = list(value)
 
 
-class Advised(AdvisedMethods):
+class Interceptable(InterceptableMethods):
     """Base class of objects with interceptors in an editable list, `callbacks`.
 
     Example:
         >>> from modelzoo_trainer.interceptors import event
-        >>> class Greeter(Advised):
+        >>> class Greeter(Interceptable):
         ...     @event("greet")
         ...     def greet(self, name: str) -> str:
         ...         return f"Hello {name}"
@@ -401,14 +401,14 @@ class Advised(AdvisedMethods):
     callbacks: Any = _Lists()
 
 
-def _prepare_init(cls: type[AdvisedMethods]) -> None:
+def _prepare_init(cls: type[InterceptableMethods]) -> None:
     """Wrap the constructor of a class to call its functions, for objects of exactly that class."""
     if vars(cls).get(_PREPARED):
         return
     plain = cls.__init__
 
     @wraps(plain)
-    def init(self: AdvisedMethods, *args: Any, **kwargs: Any) -> None:
+    def init(self: InterceptableMethods, *args: Any, **kwargs: Any) -> None:
         if type(self) is not cls:  # called by the constructor of a subclass
             plain(self, *args, **kwargs)
             return

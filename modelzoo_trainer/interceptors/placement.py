@@ -17,7 +17,7 @@ from modelzoo_trainer.interceptors.functions import (
     split_pair,
     unknown_event,
 )
-from modelzoo_trainer.interceptors.objects import AdvisedMethods
+from modelzoo_trainer.interceptors.objects import InterceptableMethods
 
 
 class Interceptors:
@@ -32,9 +32,11 @@ class Interceptors:
         ConfigError: On placement, if the event of a pair is unknown, or its function does not fit.
     """
 
-    def __init__(self, owner: AdvisedMethods, parts: Iterable[Any], pairs: Iterable[Pair]) -> None:
+    def __init__(
+        self, owner: InterceptableMethods, parts: Iterable[Any], pairs: Iterable[Pair]
+    ) -> None:
         self._owner = weakref.ref(owner)
-        self._parts = [part for part in parts if isinstance(part, AdvisedMethods)]
+        self._parts = [part for part in parts if isinstance(part, InterceptableMethods)]
         cls = type(owner)
         of_classes = [pair for pair in class_pairs(cls) if not is_own_pair(cls, pair)]
         self._pairs = [pair_of(owner, pair) for pair in of_classes]
@@ -74,11 +76,11 @@ class Interceptors:
             for owner in self._owners_of(pair):
                 owner.add_pair_once(pair)
 
-    def _owners(self) -> list[AdvisedMethods]:
+    def _owners(self) -> list[InterceptableMethods]:
         owner = self._owner()
         return self._parts if owner is None else [owner, *self._parts]
 
-    def _owners_of(self, pair: Pair) -> list[AdvisedMethods]:
+    def _owners_of(self, pair: Pair) -> list[InterceptableMethods]:
         _, name, _ = split_pair(pair, "callbacks")
         if name == INIT:
             raise ConfigError(
@@ -94,7 +96,7 @@ class Interceptors:
         return found
 
 
-def is_own_pair(cls: type[AdvisedMethods], pair: Pair) -> bool:
+def is_own_pair(cls: type[InterceptableMethods], pair: Pair) -> bool:
     """Return whether a function of a class is for the object itself, not for its parts."""
     if not is_pair(pair):
         return True  # which is rejected there

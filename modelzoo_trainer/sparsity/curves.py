@@ -209,7 +209,8 @@ def as_curve(given: Schedule, where: str) -> Curve:
         kind = given.get("type")
         if not isinstance(kind, str) or kind.lower() not in CURVES:
             known = suggest(kind if isinstance(kind, str) else "", CURVES)
-            raise ConfigError(f"{where}.type is {kind!r}. {known}")
+            problem = f"is {kind!r}" if "type" in given else "is missing"
+            raise ConfigError(f"{where}.type {problem}. {known}")
         made: Curve = make(CURVES[kind.lower()], arguments, where)
         return made
     return Constant(given)

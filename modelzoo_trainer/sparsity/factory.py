@@ -29,7 +29,10 @@ class Group:
     def __init__(self, groups: Annotated[list[Any], MinLen(1), "a list of algorithms"]) -> None:
         for idx, group in enumerate(groups):
             if not isinstance(group, (SparsityAlgorithm, Group)):
-                raise ConfigError(f"Group.groups[{idx}] is {group!r}, which is not an algorithm.")
+                raise ConfigError(
+                    f"Group.groups[{idx}] is {group!r}, which is not an algorithm. Pass instances, "
+                    f"such as Static(0.5)."
+                )
         self._groups = list(groups)
 
     def leaves(self) -> list[SparsityAlgorithm]:

@@ -42,10 +42,11 @@ class SparseParam:
         """
         layout = algorithm.layout
         if param.dim() <= layout.dim or param.shape[layout.dim] % layout.num:
+            setting = "balance_in_groups" if layout.dim else "balance_out_groups"
             raise ConfigError(
                 f"sparsity: {name!r} of shape {tuple(param.shape)} cannot be divided into "
-                f"{layout.num} groups along dimension {layout.dim}. Choose another number, or "
-                f"exclude it by param_filter."
+                f"{layout.num} groups along dimension {layout.dim}. Change {setting} of "
+                f"{type(algorithm).__name__}, or exclude the parameter with param_filter."
             )
         pruned = torch.zeros_like(param, dtype=torch.bool, requires_grad=False)
         return cls(name, param, algorithm, pruned)

@@ -19,6 +19,9 @@ log = logging.getLogger("modelzoo_trainer.sparsity")
 Filter = Annotated[Name, "a glob"] | Annotated[Names, "a list of globs"]
 
 _MOST_NAMES: Final = 12  # in a message
+_DEFAULT: Final = (
+    "the default (trainable parameters with two or more dimensions, except embeddings)"
+)
 
 
 def select(
@@ -42,7 +45,7 @@ def select(
         }
         _warn_unmatched(globs, found, where)
     if not found:
-        given = "the default" if globs is None else repr(list(globs))
+        given = _DEFAULT if globs is None else repr(list(globs))
         raise ConfigError(f"{where}: {given} matches no parameter. {_meant(model, named, globs)}")
     _check(model, found, where)
     return found
@@ -53,19 +56,19 @@ def _meant(model: Module, named: Mapping[str, Tensor], globs: tuple[str, ...] | 
     for name, param in model.named_parameters(remove_duplicate=False):
         if any(fnmatchcase(name, glob) for glob in globs or ()):
             known = next((own for own, other in named.items() if other is param), name)
-            return f"{name!r} is another name of {known!r}: use that."
+            return f"Use {known!r}: {name!r} is another name of that parameter."
     telling = [name for name, param in named.items() if is_lazy(param) or param.dim() >= 2]
     if len(telling) <= _MOST_NAMES:
         return suggest((globs or ("",))[0], telling or named)
-    return f"Names are such as {', '.join(telling[:_MOST_NAMES])}."
+    return f"Names of parameters: {', '.join(telling[:_MOST_NAMES])}, ..."
 
 
 def _default(model: Module, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     lazy = [name for name, param in named.items() if is_lazy(param)]
     if lazy:
         log.warning(
-            "sparsity: %s have no shape yet, so they stay dense. Use layers that "
-            "are not lazy, such as Linear.",
+            "sparsity: parameters of lazy layers have no shape yet, so they stay dense: %s. Use "
+            "other layers, such as Linear instead of LazyLinear.",
             ", ".join(map(repr, lazy)),
         )
     tables = {
@@ -94,8 +97,10 @@ def _check(model: Module, found: Mapping[str, Tensor], where: str) -> None:
         if is_lazy(param):
             why = "has no shape yet"
         elif not param.is_floating_point() or param.dim() == 0 or param.numel() == 0:
-            why = "is not a real tensor with dimensions"
+            why = "is not a floating-point tensor with one or more dimensions and values"
         elif id(param) in gathered:
             why = "has gradients in a sparse layout (sparse=True)"
         if why:
-            raise ConfigError(f"{where}: {name!r} {why}, so it cannot be sparse. Exclude it.")
+            raise ConfigError(
+                f"{where}: {name!r} {why}, so it cannot be sparse. Exclude it with param_filter."
+            )

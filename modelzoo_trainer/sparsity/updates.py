@@ -55,7 +55,7 @@ class UpdateEvery(Updates):
         if stop is not None and stop <= self._start:
             raise ConfigError(
                 f"update.stop is {stop}, but the first update is at step {self._start}, so there "
-                f"would be none. Increase update.stop, or decrease update.start."
+                f"would be no update. Increase update.stop, or decrease update.start."
             )
         self._num_most = None if stop is None else -(-(stop - self._start) // freq)
 

@@ -219,7 +219,7 @@ def test_one_part_is_compared_alone(run, capsys):
     assert called(capsys, "diff", *paths, "--key", "model")[0] == 0
     code, _, err = called(capsys, "diff", *paths, "--key", "nothing")
     assert code == 1
-    assert "has no state 'nothing'" in err[0]
+    assert "has no key 'nothing'" in err[0]
 
 
 # ---- export
@@ -278,7 +278,7 @@ def test_delete_refuses_what_is_being_written(run, capsys):
     (run / ".tmp-checkpoint_101-1-abcdef01").mkdir()
     code, _, err = called(capsys, "delete", run / ".tmp-checkpoint_101-1-abcdef01")
     assert code == 2
-    assert "was not deleted: uncommitted" in err[0]
+    assert "was not deleted: it is uncommitted" in err[0]
 
 
 def test_delete_refuses_what_is_no_checkpoint(run, tmp_path, capsys):

@@ -395,7 +395,9 @@ def test_what_does_not_fit_is_listed_and_nothing_is_changed(path):
 
 def test_torchs_planner_does_not_cast_silently(path):
     target = {"model": {"0.bias": torch.zeros(3, dtype=torch.int64)}}
-    with pytest.raises(dcp.CheckpointException, match=r"torch\.float32 \[3\] in the checkpoint"):
+    with pytest.raises(
+        dcp.CheckpointException, match=r"torch\.float32 of shape \[3\] in the checkpoint"
+    ):
         dcp.load(target, storage_reader=CheckpointReader(path))
 
 
@@ -496,21 +498,27 @@ def reseal(path, name, content):
     ("change", "says"),
     [
         (lambda index: index.pop("paths"), "cannot be read"),
-        (lambda index: index["paths"].pop(), "has no paths"),
+        (lambda index: index["paths"].pop(), "paths do not match"),
         (lambda index: index["paths"][0].__setitem__(1, []), "does not start in a dict"),
-        (lambda index: index["paths"][0][1][0].__setitem__(0, "x"), "container of kind 'x'"),
+        (
+            lambda index: index["paths"][0][1][0].__setitem__(0, "x"),
+            "invalid key 'model' or kind 'x'",
+        ),
         (
             lambda index: index["paths"][0][1].__setitem__(1, ["l", -1]),
-            "container of kind 'l'",
+            "invalid key -1 or kind 'l'",
         ),
-        (lambda index: index["paths"][1].__setitem__(1, index["paths"][0][1]), "two entries at"),
+        (
+            lambda index: index["paths"][1].__setitem__(1, index["paths"][0][1]),
+            "entry '.*' is listed twice",
+        ),
         (
             lambda index: index["paths"][0].__setitem__(1, [["k", "model"]]),
             "is inside another entry",
         ),
         (
             lambda index: index["tensors"]["model.0.bias"].update(shape=[4]),
-            "do not cover the whole tensor",
+            "have 3 values, but its shape has 4",
         ),
         (
             lambda index: index["tensors"]["model.0.bias"].update(shape=[1 << 64]),
@@ -522,14 +530,17 @@ def reseal(path, name, content):
         ),
         (
             lambda index: index["tensors"]["model.0.bias"].update(dtype="save"),
-            "unknown dtype 'save'",
+            "dtype 'save', which PyTorch",
         ),
         (lambda index: chunk(index).__setitem__(0, [1]), "outside of the tensor's shape"),
-        (lambda index: chunk(index).__setitem__(2, "../x.safetensors"), "not one of its files"),
-        (lambda index: chunk(index).__setitem__(2, "shards.json"), "not a tensor file"),
-        (lambda index: chunk(index).__setitem__(3, "nothing"), "lacks 'nothing'"),
+        (lambda index: chunk(index).__setitem__(2, "../x.safetensors"), "manifest does not list"),
+        (
+            lambda index: chunk(index).__setitem__(2, "shards.json"),
+            "'shards.json' as a file of tensors",
+        ),
+        (lambda index: chunk(index).__setitem__(3, "nothing"), "lacks the tensor 'nothing'"),
         (lambda index: index["values"].update(global_step="shards.json"), "cannot be read"),
-        (lambda index: index["values"].update(global_step="/etc/passwd"), "not one of its files"),
+        (lambda index: index["values"].update(global_step="/etc/passwd"), "manifest does not list"),
     ],
 )
 def test_an_index_that_does_not_describe_the_files_is_refused(path, change, says):

@@ -169,7 +169,7 @@ def test_complex_and_odd_tensors_are_exported_as_the_library_writes_them(tmp_pat
 
 def test_a_checkpoint_without_a_model_is_refused(tmp_path):
     checkpointing.save(tmp_path / "checkpoint_3", {"global_step": 3}, step=3)
-    with pytest.raises(CheckpointError, match="has no state 'model'"):
+    with pytest.raises(CheckpointError, match="has no key 'model'"):
         export(tmp_path / "checkpoint_3", tmp_path / "x.safetensors")
     checkpointing.save(tmp_path / "checkpoint_4", {"model": {}}, step=3)
     with pytest.raises(CheckpointError, match="has no tensors"):

@@ -78,7 +78,7 @@ def test_no_name_in_a_manifest_leads_outside(path, name):
     found = checkpointing.read_manifest(path)
     found.files[name] = found.files["state.json"]
     (path / "manifest.json").write_text(found.to_json())
-    with pytest.raises(CheckpointError, match="outside of the checkpoint"):
+    with pytest.raises(CheckpointError, match="cannot be a file of a checkpoint"):
         checkpointing.load(path)
 
 
@@ -161,6 +161,20 @@ def test_a_malformed_manifest_with_the_right_digest_is_one_clear_error(path, cha
     (path / "manifest.json").write_text(sealed)
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         checkpointing.load(path)
+
+
+def test_a_flipped_bit_is_named_without_the_content(path):
+    content = bytearray((path / "manifest.json").read_bytes())
+    content[5] ^= 0x80
+    (path / "manifest.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"UnicodeDecodeError: .* position 5") as caught:
+        checkpointing.load(path)
+    assert len(str(caught.value)) < 300 + len(str(path))
+
+
+def test_what_is_missing_does_not_exist(tmp_path):
+    with pytest.raises(CheckpointError, match="nothing' does not exist"):
+        checkpointing.load(tmp_path / "nothing")
 
 
 def test_a_huge_manifest_is_not_read(path):

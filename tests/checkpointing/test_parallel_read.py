@@ -55,7 +55,7 @@ def test_nothing_to_fill_reads_nothing(opened):
 
 def test_a_file_that_ends_too_early_is_an_error(opened):
     fd, content = opened
-    with pytest.raises(ValueError, match="it ends in the middle"):
+    with pytest.raises(ValueError, match="shorter than expected"):
         parallel_read(fd, room(len(content) + 1), len)
 
 

@@ -125,12 +125,13 @@ def test_a_whole_module_is_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([torch.ones(1)], "contains a list"),
-        ({"epoch": 3, "lr": 0.1}, "contains a dict with 'epoch', 'lr'"),
+        ([torch.ones(1)], "of type list, not"),
+        ({"epoch": 3, "lr": 0.1}, "of type dict with the keys 'epoch', 'lr', not"),
         ({"model": STATE, "state_dict": STATE}, "not the weights of one model"),
-        ({"w": torch.ones(1), "n": 3}, "'n' is int"),
-        ({"w": torch.ones(2).to_sparse()}, r"'w' is torch\.sparse_coo"),
-        ({3: torch.ones(2)}, "3 is"),
+        ({"w": torch.ones(1), "n": 3}, "'n' is an object of type int"),
+        ({"w": torch.ones(2).to_sparse()}, r"'w' is a tensor of layout torch\.sparse_coo"),
+        ({"w": torch.ones(2, device="meta")}, "'w' is a tensor on the meta device"),
+        ({3: torch.ones(2)}, "key 3; keys must be strings"),
     ],
 )
 def test_what_is_no_state_dict_is_refused(content, words) -> None:

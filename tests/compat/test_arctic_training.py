@@ -29,7 +29,7 @@ from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.data.digits import DigitsProcessor
 from modelzoo_trainer.data.synthetic import SyntheticProcessor
 from modelzoo_trainer.data.text_files import TextFileProcessor
-from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.loggers import ProgressLogger
 from tests.doubles import (
     Crash,
@@ -45,7 +45,7 @@ from tests.doubles import (
 )
 
 
-class Block(Advised):
+class Block(Interceptable):
     """Methods with all kinds of parameters."""
 
     @event("f")
@@ -88,7 +88,7 @@ def test_at_02_class_list() -> None:
 
 
 def test_at_03_method_style() -> None:
-    class OneArg(Advised):
+    class OneArg(Interceptable):
         def pre_one_arg_callback(self, x):
             return x + 1
 
@@ -102,7 +102,7 @@ def test_at_03_method_style() -> None:
 def test_at_04_order_around_the_call() -> None:
     order: list[str] = []
 
-    class Nested(Advised):
+    class Nested(Interceptable):
         callbacks = [
             (f"{side}-{name}", noting(order, f"{side} {name}"))
             for name in ("train", "epoch")
@@ -249,14 +249,14 @@ def test_at_19_functions_after_take_the_result_alone(function) -> None:
 
 
 def test_at_20_a_method_without_annotation(caplog) -> None:
-    class Bare(Advised):
+    class Bare(Interceptable):
         callbacks = [("post-go", lambda self, result: result + 1)]
 
         @event("go")
         def go(self):
             return 1
 
-    with caplog.at_level(logging.WARNING, "modelzoo_trainer.advice"):
+    with caplog.at_level(logging.WARNING, "modelzoo_trainer.interceptors"):
         assert Bare().go() == 2
     assert "go has no return annotation" in caplog.text
 
@@ -359,7 +359,7 @@ def test_at_26_adding_at_run_time() -> None:
     assert mine.one(0) == 0
 
 
-class Sized(Advised):
+class Sized(Interceptable):
     """What constructors are tested on."""
 
     def __init__(self, size: int, name: str = "") -> None:
@@ -644,8 +644,8 @@ def test_at_30_step_and_loss(tmp_path) -> None:
     assert told == [(0, 3.0), (1, pytest.approx(0.8 * 2 + 1))]
 
 
-def test_at_31_an_abstract_method_is_advised_where_it_is_implemented() -> None:
-    class Base(Advised):
+def test_at_31_an_abstract_method_is_intercepted_where_it_is_implemented() -> None:
+    class Base(Interceptable):
         @event("go")
         @abstractmethod
         def go(self) -> int: ...
@@ -670,7 +670,7 @@ def test_at_32_objects_do_not_add_up() -> None:
 
 
 def test_at_33_variadic_arguments_pass_through() -> None:
-    class Var(Advised):
+    class Var(Interceptable):
         callbacks = [("pre-go", lambda self, a: a + 1)]
 
         @event("go")
@@ -681,7 +681,7 @@ def test_at_33_variadic_arguments_pass_through() -> None:
 
 
 def test_at_34_an_event_with_pre_in_its_name() -> None:
-    class Data(Advised):
+    class Data(Interceptable):
         callbacks = [("post-preprocess", lambda self, result: result + 1)]
 
         def pre_preprocess_callback(self, x):

@@ -185,7 +185,7 @@ def test_fb_14_tuple() -> None:
 def test_fb_15_same_instance_twice(trainer_of) -> None:
     seen = Seen()
     Hooks([seen, seen]).call("on_it")
-    with pytest.warns(UserWarning, match="Seen was given twice as the same object; it runs once"):
+    with pytest.warns(UserWarning, match="the same Seen object was given twice; it runs once"):
         trainer = trainer_of(seen, seen)
     trainer.call("on_it")
     assert len(seen.got) == 2

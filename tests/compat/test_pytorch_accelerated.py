@@ -287,7 +287,7 @@ def test_pa_09_several_of_a_class_but_an_object_once(trainer_of) -> None:
     trainer.fit(constant_batches(1))
     assert trainer.model.weight.item() == pytest.approx(1 - 0.1 * 3)
     same = Rescale(2.0)
-    with pytest.warns(UserWarning, match="Rescale was given twice as the same object; it runs on"):
+    with pytest.warns(UserWarning, match="the same Rescale object was given twice; it runs once"):
         trainer = trainer_of(same, same, model=Scale)
     trainer.fit(constant_batches(1), ckpt_path=None)
     assert trainer.model.weight.item() == pytest.approx(0.8)

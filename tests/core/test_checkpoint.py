@@ -94,8 +94,8 @@ def test_checkpoints_are_written_when_they_are_due(
         ({"checkpoint_name": "a\n{step}"}, r"unprintable"),
         ({"checkpoint_name": "\udc80{step}"}, r"unprintable"),
         ({"checkpoint_name": "{{{step}}}"}, r"no braces other than those of {step}"),
-        ({"checkpoint_name": "x" * 250 + "{step}"}, r"is \d+ bytes too long for a file system"),
-        ({"checkpoint_name": "\u00e9" * 110 + "{step}"}, r"is \d+ bytes too long"),
+        ({"checkpoint_name": "x" * 250 + "{step}"}, r"too long for a file name .*limit: \d+\)"),
+        ({"checkpoint_name": "\u00e9" * 110 + "{step}"}, r"limit: \d+\)"),
         ({"checkpoint_root": "a\0b"}, r"^checkpoint_root must .*null bytes.* 'a\\x00b'"),
     ],
 )
@@ -126,7 +126,7 @@ def test_the_first_look_at_the_free_space_counts_the_state_of_the_optimizer(
 def test_the_longest_name_that_is_taken_can_be_written_deleted_and_found(
     trainer_of, tmp_path, longest
 ) -> None:
-    with pytest.raises(ConfigError, match="is 1 bytes too long"):
+    with pytest.raises(ConfigError, match=r"limit: 1\)"):
         Checkpoint(checkpoint_name=longest + "x{step}")
     name = longest + "{step}"
     trainer_of(checkpoint=Checkpoint(steps=1, checkpoint_name=name), max_steps=2).fit(

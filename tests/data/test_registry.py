@@ -24,3 +24,8 @@ def test_a_misspelt_name_is_refused_with_a_suggestion_and_the_list() -> None:
         match=r"'DigitProcessor' is not .*mean 'DigitsProcessor'\? Shipped: Digits.*dotted path",
     ):
         processor_class("DigitProcessor")
+
+
+def test_a_name_that_resembles_none_gets_the_names_once() -> None:
+    with pytest.raises(ConfigError, match=r"not a shipped data processor\. Shipped: Digits"):
+        processor_class("zzz")

@@ -238,19 +238,21 @@ def test_lengths_that_are_no_buckets_are_refused(lengths) -> None:
 
 @pytest.mark.parametrize("pad", [{}, {"labels": "-100"}, {"labels": None}, {1.5: 0}, None, "0"])
 def test_a_pad_without_entries_or_numbers_is_refused(pad) -> None:
-    with pytest.raises(ConfigError, match=r"^PadToBuckets: pad is .* Give a number for at least"):
+    with pytest.raises(
+        ConfigError, match=r"^PadToBuckets: pad is .* It must map one or more entries"
+    ):
         PadToBuckets([4], pad)
 
 
 @pytest.mark.parametrize(("pad", "mask"), [({"x": 0}, "x"), ({0: 0}, "mask"), (0, "mask")])
 def test_a_mask_that_cannot_be_added_is_refused(pad, mask) -> None:
-    with pytest.raises(ConfigError, match=rf"^PadToBuckets: mask='{mask}' .*; got "):
+    with pytest.raises(ConfigError, match=rf"^PadToBuckets: with mask='{mask}', .*; got "):
         PadToBuckets([4], pad, mask=mask)
 
 
 def test_a_mask_that_samples_have_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"mask is 'label', but sample 0 of the batch already has it"
+        ConfigError, match=r"mask is 'label', but sample 0 of the batch already has that key"
     ):
         PadToBuckets([4], {"x": 0}, mask="label")([{"x": [1], "label": 3}])
 
@@ -264,13 +266,13 @@ def test_a_mask_of_entries_of_different_lengths_is_refused() -> None:
     ("pad", "sample", "message"),
     [
         ({"lables": 0}, {"labels": [1]}, r"'lables', .* is a dict without it. Did you mean 'labe"),
-        ({"zzz": 0}, {"labels": [1]}, r"'zzz', and sample 0 .* a dict without it. Known: labels\."),
-        ({2: 0}, ([1], [2]), r"2, and sample 0 of the batch is a tuple without it. Known: 0, 1\."),
+        ({"zzz": 0}, {"labels": [1]}, r"'zzz', but sample 0 .* a dict without it. Known: labels\."),
+        ({2: 0}, ([1], [2]), r"2, but sample 0 of the batch is a tuple without it. Known: 0, 1\."),
         ({"x": 0}, ([1],), r"'x', .* is a tuple without it. Known: 0\."),
-        ({"x": 0}, torch.ones(2), r"'x', .* is a Tensor without it. Only containers have entri"),
-        ({"x": 0}, {"x": "text"}, r"sample 0 of the batch: 'x' is a str, of unknown length and "),
-        ({"x": 0}, {"x": None}, r": 'x' is a NoneType, of unknown"),
-        ({"x": 0}, {"x": []}, r": 'x' is an empty list, of unknown length and type"),
+        ({"x": 0}, torch.ones(2), r"'x', .* is a Tensor without it. Only dicts, tuples"),
+        ({"x": 0}, {"x": "text"}, r"sample 0 of the batch: 'x' is a str; only tensors, "),
+        ({"x": 0}, {"x": None}, r": 'x' is a NoneType; only tensors"),
+        ({"x": 0}, {"x": []}, r": 'x' is an empty list; only tensors"),
         ({"x": 0}, {"x": [[1, 2], [3]]}, r": 'x' cannot become a tensor: expected sequence of"),
         ({"x": 0}, {"x": np.array(["a"])}, r": 'x' cannot become a tensor: can't convert"),
         ({"x": 0}, {"x": torch.tensor(1)}, r"'x' has shape \(\), so it has no dimension 0\."),
@@ -285,7 +287,7 @@ def test_a_mask_of_entries_of_different_lengths_is_refused() -> None:
             {"x": torch.ones(2) > 0},
             r"'x' is padded with -1, but .* torch.bool, .* from 0 to 1\.",
         ),
-        ({"x": 0.5}, {"x": [1, 2]}, r"'x' is padded with 0.5, but its type is"),
+        ({"x": 0.5}, {"x": [1, 2]}, r"'x' is padded with 0.5, but its dtype is"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused(pad, sample, message) -> None:
@@ -294,7 +296,7 @@ def test_samples_that_do_not_fit_are_refused(pad, sample, message) -> None:
 
 
 def test_a_sample_that_lacks_an_entry_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"pad names 'x', and sample 1 of the batch is a dict"):
+    with pytest.raises(ConfigError, match=r"pad has 'x', but sample 1 of the batch is a dict"):
         PadToBuckets([4], {"x": 0})([{"x": [1]}, {"y": [1]}])
 
 
@@ -379,12 +381,12 @@ def test_a_size_that_is_none_is_refused(size) -> None:
 
 @pytest.mark.parametrize("fill", [None, {}])
 def test_rows_that_would_count_are_refused(fill) -> None:
-    with pytest.raises(ConfigError, match=r"^PadLastBatch: set fill or weight"):
+    with pytest.raises(ConfigError, match=r"^PadLastBatch: without fill or weight"):
         PadLastBatch(4, fill)
 
 
 def test_a_fill_that_is_not_a_number_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^PadLastBatch: fill is \{'labels': None\}\. Give a nu"):
+    with pytest.raises(ConfigError, match=r"^PadLastBatch: fill is \{'labels': None\}\. It must "):
         PadLastBatch(4, {"labels": None})
 
 
@@ -396,12 +398,12 @@ def test_a_batch_of_more_samples_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fill", "sample", "message"),
     [
-        ({"lables": 0}, {"labels": 1}, r"'lables', and the batch is a dict without it. Did you m"),
+        ({"lables": 0}, {"labels": 1}, r"'lables', but the batch is a dict without it. Did you m"),
         ({"y": 0}, {"x": 1, "y": "text"}, r"'y', which is a list in a batch of 2 samples\. Only a"),
         (
             {"y": -1},
             {"y": True},
-            r"'y' is filled with -1, but its type is torch.bool, which holds ",
+            r"'y' is filled with -1, but its dtype is torch.bool, which holds ",
         ),
     ],
 )
@@ -423,7 +425,9 @@ def test_a_weight_that_cannot_be_added_is_refused(sample, problem) -> None:
 
 def test_a_fill_of_a_tensor_without_a_row_for_each_sample_is_refused() -> None:
     batch = {"x": torch.ones(2), "count": torch.tensor(2)}
-    with pytest.raises(ConfigError, match=r"'count', which is a Tensor \(\) in a batch of 2 sampl"):
+    with pytest.raises(
+        ConfigError, match=r"'count', which is a Tensor of shape \(\) in a batch of 2 sampl"
+    ):
         PadLastBatch(3, {"count": 0}, collate=already_a_batch)(batch)
 
 

@@ -227,8 +227,13 @@ def test_a_file_that_is_no_tokenizer_is_refused(corpus: Path, tmp_path: Path) ->
     file = tmp_path / "tokenizer.json"
     file.write_text("{}")
 
-    with pytest.raises(ConfigError, match=r"is not a tokenizers file"):
+    with pytest.raises(ConfigError, match=r"cannot be loaded by the tokenizers library"):
         make(corpus, tokenizer_file_path=str(file))
+
+
+def test_a_folder_is_no_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        make(corpus, tokenizer_file_path=str(tmp_path))
 
 
 def test_a_missing_tokenizers_library_is_reported_with_what_to_install(

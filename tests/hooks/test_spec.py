@@ -347,7 +347,7 @@ def test_a_hook_set_on_the_instance_is_refused() -> None:
 
     mine = Mine()
     mine.on_fit_end = print
-    with pytest.raises(HookError, match=r"^Mine: set on_fit_end on the class, not on the instance"):
+    with pytest.raises(HookError, match=r"^Mine: the hook on_fit_end was set on the instance"):
         check_callback(mine)
 
 

@@ -12,11 +12,13 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
+import modelzoo_trainer
 from modelzoo_trainer import (
     Callback,
     Checkpoint,
@@ -26,7 +28,7 @@ from modelzoo_trainer import (
     TrainingLoop,
     register_global_callback,
 )
-from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.interceptors import Interceptable, event
 from tests.doubles import (
     Scale,
     TinyModel,
@@ -38,7 +40,7 @@ from tests.doubles import (
 )
 
 
-class Oven(Advised):
+class Oven(Interceptable):
     """A class with a few methods."""
 
     @event("bake")
@@ -133,7 +135,7 @@ def test_an_override_cannot_have_another_event() -> None:
 
 
 def test_an_event_may_have_a_second_name() -> None:
-    class Both(Advised):
+    class Both(Interceptable):
         @event("new", "old")
         def run(self, x: int) -> int:
             return x
@@ -192,7 +194,7 @@ def test_a_function_that_forgets_its_return_is_refused() -> None:
 
 
 def test_none_may_take_the_place_of_what_may_be_none() -> None:
-    class Loading(Advised):
+    class Loading(Interceptable):
         @event("load")
         def load(self, path: str | None) -> str | None:
             return path
@@ -256,7 +258,7 @@ def test_an_override_without_annotation_has_that_of_its_parent(caplog) -> None:
 
 
 def test_a_call_within_a_call_belongs_to_it() -> None:
-    class Twice(Advised):
+    class Twice(Interceptable):
         @event("go")
         def go(self, n: int) -> int:
             return n if n > 100 else self.go(n * 10)
@@ -269,7 +271,7 @@ def test_a_call_within_a_call_belongs_to_it() -> None:
 def test_two_threads_have_their_functions_called_each() -> None:
     inside = threading.Barrier(2, timeout=60)
 
-    class Waiting(Advised):
+    class Waiting(Interceptable):
         @event("go")
         def go(self, n: int) -> int:
             inside.wait()
@@ -724,7 +726,7 @@ def test_an_overridden_loss_makes_one_where_the_model_has_none(tmp_path) -> None
 
 
 def test_an_abstract_event_can_be_given_functions_on_its_class() -> None:
-    class Base(Advised):
+    class Base(Interceptable):
         callbacks = [("post-go", lambda self, result: result + 1)]
 
         @event("go")
@@ -736,3 +738,9 @@ def test_an_abstract_event_can_be_given_functions_on_its_class() -> None:
             return 1
 
     assert Real().go() == 2
+
+
+def test_the_old_names_still_work() -> None:
+    old = import_module("modelzoo_trainer.advice")
+    assert old.Advised is modelzoo_trainer.Advised is Interceptable
+    assert old.event is event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def forge(good: Path, folder: Path, place: tuple[str | int, ...], value: Any) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_an_entry_of_another_kind_is_a_checkpoint_error_or_the_run_goes_on(
-    good: Path, tmp_path: Path, every: int
+    good: Path, tmp_path: Path, count: Callable[..., None], every: int
 ) -> None:
     state = json.loads((good / STATE).read_text(encoding="ascii"))
     forged = [(place, value) for place in places(state) for value in VALUES][::every]
@@ -91,6 +91,7 @@ def test_an_entry_of_another_kind_is_a_checkpoint_error_or_the_run_goes_on(
         except Exception as error:
             raise AssertionError(f"{place} as {value!r}: {error!r}") from error
         shutil.rmtree(folder)
+    count(trials=len(forged), refused=refused)
     assert len(forged) / 2 < refused < len(forged)
 
 

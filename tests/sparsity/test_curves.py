@@ -97,7 +97,7 @@ def test_what_a_curve_says_is_limited_where_it_is_used():
         (True, "GMP.sparsity: expected a number.*, got true"),
         ("a", "GMP.sparsity: expected a number.*, got 'a'"),
         ({"type": "cosin"}, "GMP.sparsity.type is 'cosin'. Did you mean 'cosine'?"),
-        ({"init": 1}, "GMP.sparsity.type is None. Known: constant"),
+        ({"init": 1}, "GMP.sparsity.type is missing. Known: constant"),
         ({"type": "exp", "init": 1}, "GMP.sparsity.gamma is missing; Exp requires it"),
         ({"type": "exp", "init": 1, "gama": 2}, "sparsity.gama: no such argument of Exp. Did you"),
         (

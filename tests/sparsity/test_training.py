@@ -283,13 +283,15 @@ def test_what_does_not_fit_the_model_is_refused(make, sparsity, message):
 def test_the_second_name_of_a_tied_weight_is_led_to_the_first(make):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = model[0].weight
-    with pytest.raises(ConfigError, match=r"'1\.weight' is another name of '0\.weight'"):
+    with pytest.raises(ConfigError, match=r"Use '0\.weight': '1\.weight' is another name"):
         make(Static(0.5, param_filter="1.weight"), model=model)
 
 
 def test_of_many_names_some_are_reported(make):
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(40)))
-    with pytest.raises(ConfigError, match=r"Names are such as 0\.weight, .*, 11\.weight\.\n"):
+    with pytest.raises(
+        ConfigError, match=r"Names of parameters: 0\.weight, .*, 11\.weight, \.\.\.\n"
+    ):
         make(Static(0.5, param_filter="*dense_layer.weight"), model=model)
 
 
@@ -297,7 +299,7 @@ def test_a_parameter_without_a_shape_stays_dense_and_is_reported(make, caplog):
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
     trainer = make(0.5, model=model, optimizer=None)
     assert list(masks(trainer)) == ["1.weight"]
-    assert "'0.weight', '0.bias' have no shape yet, so they stay dense" in caplog.text
+    assert "no shape yet, so they stay dense: '0.weight', '0.bias'." in caplog.text
 
 
 def test_a_glob_that_means_nothing_among_others_is_reported(make, caplog):
