@@ -128,7 +128,7 @@ class ComputeNormGNS(ComputeNorm):
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
                 "ComputeNormGNS does not work with sharded parameters (backend.parallel.shard or "
-                "tensor). Use only replicate, or remove the callback."
+                "tensor). Set backend.parallel to {replicate: -1}, or remove the callback."
             )
         layers = [(name, layer) for name, layer in named_modules(trainer.model) if self._is(layer)]
         if not layers:

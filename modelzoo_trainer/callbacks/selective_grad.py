@@ -86,7 +86,7 @@ class SelectiveGrad(Callback):
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
                 "SelectiveGrad does not work with sharded parameters (backend.parallel.shard or "
-                "tensor). Use only replicate, or remove the callback."
+                "tensor). Set backend.parallel to {replicate: -1}, or remove the callback."
             )
         names = list(named_params(trainer.model))
         for filters, _ in self._entries:

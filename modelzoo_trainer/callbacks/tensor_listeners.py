@@ -178,7 +178,7 @@ class SummaryTensorListener(TensorListener):
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
                 "SummaryTensorListener does not work with sharded tensors (backend.parallel.shard "
-                "or tensor). Use NormTensorListener, or use only replicate."
+                "or tensor). Use NormTensorListener, or set backend.parallel to {replicate: -1}."
             )
 
     @override
