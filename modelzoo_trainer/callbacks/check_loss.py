@@ -98,8 +98,8 @@ class CheckLoss(Callback):
     ) -> None:
         if spike_window is not None and spike_window < 8:
             raise ConfigError(
-                f"CheckLoss.spike_window is {spike_window}; fewer than 8 losses do not show which "
-                f"loss is usual. Use 8 or more, or None (null) to ignore spikes."
+                f"CheckLoss.spike_window is {spike_window}; detecting a spike requires at least 8 "
+                f"losses. Use 8 or more, or None (null) to ignore spikes."
             )
         self.policy = policy
         self.check_gradients = policy != "raise" if check_gradients is None else check_gradients
@@ -245,8 +245,8 @@ class CheckLoss(Callback):
         if self._num_rollbacks > self.max_rollbacks:
             error.add_note(
                 f"The run rolled back {self.max_rollbacks} times in a row "
-                f"(CheckLoss.max_rollbacks); the data is hardly the cause. Check the learning "
-                f"rate, the precision and the model."
+                f"(CheckLoss.max_rollbacks), so the data is probably not the cause. Check the "
+                f"learning rate, the precision and the model."
             )
             raise error
         self._is_rolling_back = True

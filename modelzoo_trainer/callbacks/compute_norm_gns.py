@@ -127,20 +127,22 @@ class ComputeNormGNS(ComputeNorm):
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
-                "ComputeNormGNS requires per-example gradients, but the state is sharded. "
-                "Replicate the model, or remove the callback."
+                "ComputeNormGNS does not work with sharded parameters (backend.parallel.shard or "
+                "tensor). Set backend.parallel to {replicate: -1}, or remove the callback."
             )
         layers = [(name, layer) for name, layer in named_modules(trainer.model) if self._is(layer)]
         if not layers:
             raise ConfigError(
                 f"ComputeNormGNS.per_example_grad_norms: {type(trainer.model).__name__} has no "
-                f"layer of {', '.join(kind.__name__ for kind in self._kinds)}."
+                f"layer of type {' or '.join(kind.__name__ for kind in self._kinds)}."
             )
         for name, layer in layers:
             if isinstance(layer, nn.Embedding) and layer.scale_grad_by_freq:
                 raise ConfigError(
-                    f"ComputeNormGNS does not support {name!r}: its scale_grad_by_freq mixes the "
-                    f"examples. Disable it, or remove Embedding."
+                    f"ComputeNormGNS does not support the Embedding {name!r}: with "
+                    f"scale_grad_by_freq=True, the gradient of an example depends on the others. "
+                    f"Set scale_grad_by_freq=False, or remove 'Embedding' from "
+                    f"per_example_grad_norms."
                 )
 
     def _is(self, layer: Module) -> bool:
@@ -313,9 +315,9 @@ class ComputeNormGNS(ComputeNorm):
         super().on_train_batch_end(trainer, model, outputs, batch, batch_idx)
         for name in sorted(self._ignored - self._warned):
             log.warning(
-                "ComputeNormGNS ignores %r: the first dimension of its input is not that of the "
-                "batch, its weight is not a parameter (as with weight_norm), or it is in "
-                "torch.utils.checkpoint with use_reentrant=True.",
+                "ComputeNormGNS ignores the layer %r for one of these reasons: the first dimension "
+                "of its input is not the batch size, its weight is not a parameter (as with "
+                "weight_norm), or the layer is in torch.utils.checkpoint with use_reentrant=True.",
                 name,
             )
         self._warned |= self._ignored

@@ -69,7 +69,8 @@ class CountParams(Callback):
                 self._replacements.append((re.compile(pattern), text))
             except re.error as error:
                 raise ConfigError(
-                    f"search_and_replace: {pattern!r} is not a valid regular expression: {error}."
+                    f"CountParams.search_and_replace: {pattern!r} is not a valid regular "
+                    f"expression: {error}."
                 ) from None
         self._order_by = order_by
         self._descending = descending

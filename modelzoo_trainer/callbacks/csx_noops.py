@@ -102,8 +102,8 @@ class HFCacheDir(Callback):
         loaded = loaded_hf_libraries()
         if loaded and trainer.backend.comm.is_main:
             log.warning(
-                "HFCacheDir: %s is already imported and may continue to use "
-                "a folder other than %s.",
+                "HFCacheDir: already imported libraries (%s) may continue to use a folder other "
+                "than %s.",
                 ", ".join(loaded),
                 self.cache_dir,
             )

@@ -68,7 +68,7 @@ class DumpActivations(TensorWatcher):
     def __init__(self, outdir: Path | None = None, buffer_steps: PositiveInt | None = None) -> None:
         super().__init__()
         if outdir is not None and (not isinstance(outdir, (str, Path)) or not str(outdir)):
-            raise ConfigError(f"DumpActivations.outdir is {outdir!r}; it must be a folder.")
+            raise ConfigError(f"DumpActivations.outdir is {outdir!r}; it must be a folder name.")
         self.outdir = None if outdir is None else Path(outdir)
         self.buffer_steps = buffer_steps
         self._folder = Path()

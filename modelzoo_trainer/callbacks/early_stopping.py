@@ -113,7 +113,7 @@ class EarlyStopping(Callback):
         self.num_waited += 1
         log.log(
             self._level,
-            "%s is %.6g at step %d, not better than %s (%d of %d).",
+            "%s did not improve: %.6g at step %d (best: %s; patience: %d of %d).",
             self.metric,
             value,
             step,
@@ -166,8 +166,8 @@ class EarlyStopping(Callback):
     def _reason(self) -> str:
         values = "value" if self.num_waited == 1 else "values"
         return (
-            f"EarlyStopping: {self.metric} had {self.num_waited} {values} not better than "
-            f"{self._described()}"
+            f"EarlyStopping: {self.metric} has not improved for {self.num_waited} {values} "
+            f"(best: {self._described()})"
         )
 
     @override

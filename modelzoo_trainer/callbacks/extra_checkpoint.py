@@ -82,8 +82,8 @@ class ExtraCheckpoint(Callback):
         if self.states != ("model",) and (is_file or averaged):
             what = "file_format: safetensors" if is_file else "averaged: true"
             raise ConfigError(
-                f"{_STATES}={checkpoint_states!r} cannot be combined with {what}, which holds "
-                f"weights only. Set it to 'model'."
+                f"{_STATES}={checkpoint_states!r} cannot be combined with {what}, which saves only "
+                f"weights. Set checkpoint_states to 'model'."
             )
         if not is_file:
             check_is_directory(_NAME, checkpoint_name)

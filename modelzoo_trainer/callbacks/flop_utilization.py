@@ -198,9 +198,10 @@ class FlopUtilization(TrainingProfiler):
         if self._peak is None and not self._has_logged and trainer.backend.comm.is_main:
             self._has_logged = True
             log.info(
-                "FlopUtilization: the peak rate of %r in this dtype is unknown, so no utilization "
-                "is logged. Set peak_flops.",
+                "FlopUtilization: the peak FLOP/s of %r for %s is unknown, so no utilization is "
+                "logged. Set FlopUtilization.peak_flops.",
                 device_name(trainer.backend),
+                str(_dtype_of(trainer, model)).removeprefix("torch."),
             )
 
     @override

@@ -71,7 +71,7 @@ class GenerateText(Callback):
     def setup(self, trainer: Trainer) -> None:
         if not callable(getattr(trainer.model, "generate", None)):
             raise ConfigError(
-                f"GenerateText: {type(trainer.model).__name__} has no generate(input_ids, "
+                f"GenerateText: {type(trainer.model).__name__} has no method generate(input_ids, "
                 f"max_new_tokens, ...). Remove the callback, or use a language model."
             )
         if self._tokenizer_file_path is not None:
@@ -93,7 +93,7 @@ class GenerateText(Callback):
         largest = max(self._encode())
         if isinstance(size, int) and largest >= size:
             raise ConfigError(
-                f"GenerateText.prompt has the token {largest}, but the vocab_size of {kind} is "
+                f"GenerateText.prompt has the token id {largest}, but the vocab_size of {kind} is "
                 f"{size}. Set tokenizer_file_path to the tokenizer of the data, or change prompt."
             )
 
@@ -167,14 +167,15 @@ def _load_tokenizer(path: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise ConfigError(
-            "tokenizer_file_path requires the tokenizers library, which is not installed: "
-            "pip install tokenizers"
+            "GenerateText.tokenizer_file_path requires the tokenizers library, which is not "
+            "installed: pip install tokenizers"
         ) from None
     if not path.is_file():
-        raise ConfigError(f"tokenizer_file_path {str(path)!r} does not exist.")
+        raise ConfigError(f"GenerateText.tokenizer_file_path {str(path)!r} does not exist.")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(
-            f"tokenizer_file_path {str(path)!r} is not a tokenizers file: {error}"
+            f"GenerateText.tokenizer_file_path {str(path)!r} is not a file of the tokenizers "
+            f"library: {error}"
         ) from error

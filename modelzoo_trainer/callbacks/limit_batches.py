@@ -108,7 +108,10 @@ class LimitBatches(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        log.warning("LimitBatches: epochs end after %d batches.", self.num_batches)
+        log.warning(
+            "LimitBatches: each epoch and validation is limited to num_batches=%d.",
+            self.num_batches,
+        )
 
     @override
     def on_enter_validate(

@@ -207,14 +207,14 @@ class LogOptimizerParamGroup(Callback):
             if not values:
                 known = {name for group in groups for name in group if name != "params"}
                 raise ConfigError(
-                    f"keys: {key!r} is in no parameter group of "
+                    f"LogOptimizerParamGroup.keys: {key!r} is in no parameter group of "
                     f"{', '.join(type(one).__name__ for one in optimizers)}. {suggest(key, known)}"
                 )
             for value in values:
                 if not _is_number(value):
                     raise ConfigError(
-                        f"keys: {key!r} is {value!r} in the parameter groups; only numbers can "
-                        f"be logged."
+                        f"LogOptimizerParamGroup.keys: {key!r} is {value!r} in a parameter group, "
+                        f"but only numbers can be logged. Remove it from keys."
                     )
 
     @override
@@ -265,7 +265,9 @@ class LogSparsity(Callback):
     def setup(self, trainer: Trainer) -> None:
         self._sparsity = trainer.get_callback(Sparsity)
         if self._sparsity is None or not self._sparsity.params:
-            sparsity_log.warning("LogSparsity: the trainer has no sparsity, so nothing is logged.")
+            sparsity_log.warning(
+                "LogSparsity: no parameter is sparse, so nothing is logged. Set sparsity."
+            )
 
     @override
     def on_after_optimizer_step(

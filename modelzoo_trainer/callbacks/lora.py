@@ -138,9 +138,9 @@ class Lora(Callback):
                 words = sorted(set().union(*ways.values()))
                 missing = next((word for word in sorted(wanted) if word not in words), "")
                 raise ConfigError(
-                    f"Lora.lora_params.target_modules: no Linear or Embedding of "
-                    f"{type(model).__name__} without adapters has all of {sorted(wanted)} in its "
-                    f"path. "
+                    f"Lora.lora_params.target_modules is {config.target_modules}, but "
+                    f"{type(model).__name__} has no {'other ' if taken else ''}Linear or Embedding"
+                    f"{' with all of these in its path' if wanted else ''}. "
                     f"{suggest(missing, words) if missing else ''}".rstrip()
                 )
             taken.update(names)
@@ -156,7 +156,8 @@ class Lora(Callback):
             group["params"] = [param for param in group["params"] if param.requires_grad]
         if not any(group["params"] for group in groups):
             raise ConfigError(
-                "Lora: the optimizer has no adapter parameters, so it trains nothing."
+                "Lora: the optimizer has no adapter parameters, so it trains nothing. Pass "
+                "model.parameters() to it."
             )
 
     # ---- validation

@@ -41,6 +41,10 @@ log = logging.getLogger("modelzoo_trainer.lr_finder")
 FILE_NAME: Final = "lr_finder.csv"
 _COLUMNS: Final = ("step", "lr", "loss", "smoothed_loss")
 _FEW: Final = 3  # minimum number of losses to average
+_AS_ITERATOR: Final = (
+    "Remove LRFinder, or pass a callable that creates the dataloader and returns an iterator over "
+    "it: lambda: iter(create_dataloader())"
+)
 NumSteps = Annotated[int, Ge(10)]
 
 
@@ -164,11 +168,11 @@ class LRFinder(Callback):
             ("the model has lazy parameters", any(map(is_lazy, _params(trainer)))),
             ("the optimizer has no lr", any("lr" not in group for group in groups)),
             (
-                "train_dataloader is an iterator; pass a callable that creates it",
+                "train_dataloader is an iterator; pass a callable that returns a new one",
                 isinstance(loader, Iterator) and self._given is loader,
             ),
             (
-                f"train_dataloader ({type(loader).__name__}) is stateful",
+                f"train_dataloader ({type(loader).__name__}) is stateful. {_AS_ITERATOR}",
                 has_state(loader),
             ),
         ):
@@ -211,19 +215,20 @@ class LRFinder(Callback):
         path = trainer.artifact_dir / FILE_NAME
         if trainer.backend.comm.is_main:
             self._write(path)
-        tried = f"{len(self.lrs)} steps, lr {self.start_lr:.3g} to "
-        tried += f"{self.lrs[-1]:.3g}" if self.lrs else "the first one, whose loss is non-finite"
+        tried = f"no step: the loss is non-finite at lr {self.start_lr:.3g}"
+        if self.lrs:
+            tried = f"{len(self.lrs)} steps, lr {self.start_lr:.3g} to {self.lrs[-1]:.3g}"
         if self.suggestion is None:
             log.warning(
-                "LRFinder: no suggestion (%s): the loss did not decrease. Use another range; the "
-                "losses are in %s.",
+                "LRFinder: no suggestion, because the loss did not decrease (%s). Use another "
+                "start_lr or end_lr. The losses are in %s.",
                 tried,
                 path,
             )
             return
         lowest = self.lrs[self.smoothed.index(min(self.smoothed))]
         log.info(
-            "LRFinder: suggested lr %.3g (%s; the smoothed loss is lowest at %.3g). The losses "
+            "LRFinder: suggested lr %.3g (%s; the smoothed loss is lowest at lr %.3g). The losses "
             "are in %s.",
             self.suggestion,
             tried,
@@ -340,8 +345,8 @@ def _undone(trainer: Trainer) -> Iterator[Any]:
     names = [] if hidden is None else changed(before, snapshot(hidden.owners))
     if names:
         raise ConfigError(
-            f"LRFinder: train_dataloader cannot be restored ({', '.join(names[:4])}). Remove "
-            f"LRFinder, or pass a callable that creates the dataloader."
+            f"LRFinder: train_dataloader cannot be restored after the test: "
+            f"{', '.join(names[:4])} changed. {_AS_ITERATOR}."
         )
 
 
@@ -350,7 +355,7 @@ def _refuse_iterators(hidden: Any) -> None:
     if found:
         raise ConfigError(
             f"LRFinder cannot test learning rates here: train_dataloader keeps an iterator "
-            f"({', '.join(found)}), which cannot be restored."
+            f"({', '.join(found)}), which cannot be restored. {_AS_ITERATOR}."
         )
 
 

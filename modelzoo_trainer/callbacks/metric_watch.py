@@ -87,4 +87,6 @@ class MetricWatch:
         """Warn once if others were logged but not this metric: its name may be misspelt."""
         if self.hint and not self._has_warned:
             self._has_warned = True
-            log.warning("%s: no metric %r so far. %s", self._owner, self.metric, self.hint)
+            log.warning(
+                "%s: no metric %r was logged so far. %s", self._owner, self.metric, self.hint
+            )

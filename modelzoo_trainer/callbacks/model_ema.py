@@ -337,8 +337,8 @@ class ModelEma(ValidationCallback):
         same = [one for one in trainer.get_callbacks(ModelEma) if one.name_scope == self.name_scope]
         if len([one for one in same if one.validates]) > 1:
             raise ConfigError(
-                f"Two ModelEma have name_scope {self.name_scope!r}, so their metrics would have "
-                f"the same names. Change one of the name_scopes, or set validate: false in one."
+                f"Two ModelEma callbacks have the name_scope {self.name_scope!r}, so their metrics "
+                f"would have the same names. Change one name_scope, or set validate=False in one."
             )
 
     # ---- the average
@@ -374,8 +374,8 @@ class ModelEma(ValidationCallback):
         """
         if self._average is None:
             raise RuntimeError(
-                "ModelEma has no average yet. Call it after a fit has started, or after loading a "
-                "checkpoint that has one."
+                "ModelEma has no averaged weights yet. It has them once a fit has started, or once "
+                "a checkpoint with averaged weights is loaded."
             )
         return self._average
 

@@ -148,7 +148,7 @@ class ConvertSyncBatchNorm(Callback):
 def _converted(backend: Backend, model: Module) -> Module:
     model, num = share_batch_norms(model, backend.comm.reduce)
     log.info(
-        "Synchronized batch normalization over %d processes: %d layers.",
+        "Batch normalization is synchronized over processes (%d); converted layers: %d.",
         backend.comm.data_shard[1],
         num,
     )

@@ -147,7 +147,8 @@ class NaNChecker(TensorWatcher):
         first = flags.index(True)
         raise FloatingPointError(
             f"{kinds[first]} is not finite at {trainer.name_scope_path}global_step "
-            f"{trainer.global_step}; of {len(flags)} tensors of the step {sum(flags)} are not."
+            f"{trainer.global_step}. It is the first of {sum(flags)} non-finite tensors among the "
+            f"{len(flags)} of this step."
         )
 
 

@@ -112,7 +112,9 @@ class Notification(Callback, ABC):
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
-                log.warning("%s: a message was not sent in time.", type(self).__name__)
+                log.warning(
+                    "%s: a message was not sent within %g s.", type(self).__name__, _PATIENCE_S
+                )
         self._threads.clear()
 
     def _report(self, trainer: Trainer, what: str, exception: BaseException) -> None:
@@ -182,8 +184,7 @@ def names_of(name: str, value: Any) -> list[str]:
     found = [one.strip() for one in given]
     if not found or not all(found) or any(set(one) & set("\r\n") for one in found):
         raise ConfigError(
-            f"{name} is {value!r}; it must be one or more strings, none of them empty or with a "
-            f"line break."
+            f"{name} is {value!r}; it must be one or more non-empty strings without line breaks."
         )
     return found
 
@@ -260,9 +261,12 @@ class EmailNotification(Notification):
         if self.endpoint is not None:
             if _is_http(self.endpoint):
                 return None
-            return f"{NOTIFICATION_ENDPOINT} is not an http or https URL."
+            return f"the environment variable {NOTIFICATION_ENDPOINT} is not an http or https URL."
         if self.mailfrom is None:
-            return f"there is no sender. Set mailfrom, or the variable {NOTIFICATION_MAILFROM}."
+            return (
+                f"there is no sender. Set mailfrom, or the environment variable "
+                f"{NOTIFICATION_MAILFROM}."
+            )
         return None
 
     @override
@@ -303,8 +307,8 @@ class EmailNotification(Notification):
             if password is not None:
                 if not is_encrypted:
                     raise smtplib.SMTPNotSupportedError(
-                        f"{self.server_name} does not support encryption, and the password is not "
-                        f"sent unencrypted. Unset {NOTIFICATION_PASSWORD} if none is needed."
+                        f"{self.server_name} does not support encryption, so the password is not "
+                        f"sent. Unset {NOTIFICATION_PASSWORD} if the server requires no password."
                     )
                 server.login(str(self.mailfrom), password)
             server.send_message(mail)

@@ -84,8 +84,8 @@ class OpProfiler(Profiler):
     def setup(self, trainer: Trainer) -> None:
         if trainer.get_callbacks(OpProfiler)[0] is not self:
             raise ConfigError(
-                f"callbacks has two OpProfiler, but a run has one {_NAME}. Remove one, or profile "
-                f"all the steps in one window."
+                f"callbacks has two OpProfiler, and both would write {_NAME}. Use only one; its "
+                f"start_step and end_step may include the steps of both."
             )
 
     @override

@@ -53,7 +53,7 @@ class PrintProgress(Callback):
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
         total = trainer.schedule.total_steps
-        end = "as long as the data lasts" if total is None else f"to step {total}"
+        end = "until the data ends" if total is None else f"to step {total}"
         self._say("training begins at step %d, %s", trainer.global_step, end)
 
     @override
@@ -77,7 +77,7 @@ class PrintProgress(Callback):
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
-        how = "ends" if trainer.val_is_complete else "is cut short"
+        how = "ends" if trainer.val_is_complete else "ends early"
         self._say("%s %s", trainer.name_scope_path[:-1], how)
 
     @override

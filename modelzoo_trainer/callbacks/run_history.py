@@ -149,7 +149,8 @@ def _figure(series: Mapping[str, _Series], log_y: bool) -> Any:
         from plotly.subplots import make_subplots
     except ImportError:
         raise ConfigError(
-            "plot needs plotly, which is not installed: pip install 'modelzoo-trainer[report]'"
+            "RunHistory.plot requires plotly, which is not installed: "
+            "pip install 'modelzoo-trainer[report]'"
         ) from None
     num_columns = min(2, len(series))
     num_rows = -(-len(series) // num_columns)
@@ -247,7 +248,7 @@ class RunHistory(EpochLoss):
             ValueError: If it has none.
         """
         if name not in self._series:
-            raise ValueError(f"no value of {name!r} was logged. {suggest(name, self._series)}")
+            raise ValueError(f"RunHistory has no metric {name!r}. {suggest(name, self._series)}")
         return self._series[name][-1][1]
 
     def plot(self, names: str | Iterable[str] | None = None, *, log_y: bool = False) -> Any:
@@ -266,7 +267,7 @@ class RunHistory(EpochLoss):
         """
         chosen = [names] if isinstance(names, str) else list(names or sorted(self._series))
         if not chosen:
-            raise ValueError("There is nothing to plot: no metric was logged.")
+            raise ValueError("RunHistory.plot: no metric was logged.")
         for name in chosen:
             self.get_latest_metric(name)
         return _figure({name: self._series[name] for name in chosen}, log_y)
@@ -302,7 +303,7 @@ class RunHistory(EpochLoss):
             KeyError: If there is no such metric.
         """
         if name not in self._series:
-            raise KeyError(f"no value of {name!r} was logged. {suggest(name, self._series)}")
+            raise KeyError(f"RunHistory has no metric {name!r}. {suggest(name, self._series)}")
         del self._series[name]
 
     def set_metric_name_prefix(self, prefix: str) -> None:

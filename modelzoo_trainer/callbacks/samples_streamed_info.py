@@ -101,10 +101,10 @@ class SamplesStreamedInfo(Callback):
         if not isinstance(exception, (FloatingPointError, TrainingSpike)):
             return
         log.error(
-            "%d samples were trained on, %d of them since the newest checkpoint, at step %d. To "
-            "resume behind them, add the callback SkipSamples(n=%d).",
+            "Failed at step %d after %d samples, %d of them since the newest checkpoint. To resume "
+            "after these, add the callback SkipSamples(n=%d).",
+            trainer.global_step,
             self.num_samples,
             self.num_samples - self._num_saved,
-            trainer.global_step,
             self.num_samples - self._num_saved,
         )

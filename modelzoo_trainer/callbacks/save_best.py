@@ -184,8 +184,8 @@ class SaveBest(Callback):
         self.states = part_names(_STATES, checkpoint_states)
         if load_best and not {"all", "model"} & set(self.states):
             raise ConfigError(
-                f"SaveBest.load_best is true, but {_STATES} is {checkpoint_states!r}: there would "
-                f"be no weights to load. Add 'model'."
+                f"SaveBest.load_best is true, but {_STATES} is {checkpoint_states!r}: the "
+                f"checkpoints would have no weights to load. Add 'model' to checkpoint_states."
             )
         self.load_best = load_best
         self.reset_on_fit = reset_on_fit
@@ -249,9 +249,10 @@ class SaveBest(Callback):
         scopes = [one.name_scope for one in trainer.get_callbacks(ModelEma) if one.validates]
         if self.load_best and any(self.metric.startswith(f"{scope}/") for scope in scopes):
             log.warning(
-                "SaveBest.load_best: %s is a metric of averaged weights. The model will get the "
-                "trained weights of that step, not their average, which is in the checkpoint "
-                "(checkpoint_states: all) and, for the last step, in ModelEma.swap().",
+                "SaveBest.load_best: %s is a metric of the averaged weights, but the model will "
+                "get the trained weights of that step. The averaged weights are in the best "
+                "checkpoint if checkpoint_states is 'all'; those of the last step can be used "
+                "inside 'with ema.swap()'.",
                 self.metric,
             )
 
@@ -319,7 +320,7 @@ class SaveBest(Callback):
             self._warn_late(step, trainer.global_step)
         elif not math.isfinite(value):
             log.info(
-                "Ignored %s = %s at step %d: NaN or infinity cannot be the best.",
+                "SaveBest: ignored %s = %s at step %d: NaN or infinity cannot be the best.",
                 self.metric,
                 value,
                 step,
@@ -330,9 +331,8 @@ class SaveBest(Callback):
     def _warn_late(self, step: int, now: int) -> None:
         if not self._has_warned:
             log.warning(
-                "SaveBest: %s of step %d was available only at step %d, when the weights had "
-                "already changed, so it cannot be used (nor can later ones). Use a validation "
-                "metric.",
+                "SaveBest: ignored %s of step %d, because it was available only at step %d, after "
+                "the weights had changed. This warning is not repeated. Use a validation metric.",
                 self.metric,
                 step,
                 now,
@@ -369,7 +369,7 @@ class SaveBest(Callback):
         if not self._best.entries or (self._had_best and self._has_trained):
             self._require_metric(trainer)
         if not self._best.entries:
-            log.warning("SaveBest: no best weights to load; the model keeps the last ones.")
+            log.warning("SaveBest: no best checkpoint to load; the model keeps its last weights.")
             return
         entry = self._best.entries[0]
         path = trainer.checkpoint.root(trainer) / entry["name"]

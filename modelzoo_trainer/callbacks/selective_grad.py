@@ -85,8 +85,8 @@ class SelectiveGrad(Callback):
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
-                "SelectiveGrad requires whole parameters, but they are sharded over processes. "
-                "Run without sharding."
+                "SelectiveGrad does not work with sharded parameters (backend.parallel.shard or "
+                "tensor). Set backend.parallel to {replicate: -1}, or remove the callback."
             )
         names = list(named_params(trainer.model))
         for filters, _ in self._entries:
@@ -110,13 +110,13 @@ class SelectiveGrad(Callback):
             mask = self._masks.get(name)
             if mask is None or mask.shape != params[name].shape:
                 raise ConfigError(
-                    f"SelectiveGrad: the checkpoint has no mask for {name!r} of shape "
-                    f"{tuple(params[name].shape)}. Resume with the param_filter that "
-                    f"the run started with."
+                    f"SelectiveGrad: the checkpoint has no mask of shape "
+                    f"{tuple(params[name].shape)} for {name!r}. Resume with the model and the "
+                    f"param_filter that the run started with."
                 )
             self._masks[name] = mask.to(params[name].device)
             self._params.append((params[name], self._masks[name]))
-        log.info("SelectiveGrad: %d parameters are trained partially.", len(self._params))
+        log.info("SelectiveGrad: partially trained parameters: %d.", len(self._params))
 
     def _method_for(self, name: str) -> str | None:
         for filters, method in self._entries:
@@ -182,7 +182,8 @@ def _entry(entry: Any) -> tuple[list[str], str]:
     is_list = isinstance(filters, (list, tuple))
     if not is_list or not filters or not all(isinstance(each, str) for each in filters):
         raise ConfigError(
-            f"SelectiveGrad.param_filter is {given!r}; it must be one or more parameter names."
+            f"SelectiveGrad.param_filter is {given!r}; it must be a parameter name or a pattern "
+            f"such as '*.bias', or a list of these."
         )
     method = entry.get("init_method", "outlier")
     if not isinstance(method, str) or method not in _METHODS:

@@ -105,9 +105,9 @@ def check_is_apart(where: str, trainer: Trainer, example: str) -> None:
     """Raise a `ConfigError` if a run would resume from a checkpoint of this name."""
     if is_of_run(trainer, example):
         raise ConfigError(
-            f"{where}: {example!r} is also a name of the run's own checkpoints "
-            f"(checkpoint.checkpoint_name: {trainer.checkpoint.checkpoint_name!r}). Use another "
-            f"name."
+            f"{where}: a checkpoint named {example!r} would look like one of the run's own "
+            f"checkpoints (checkpoint.checkpoint_name: {trainer.checkpoint.checkpoint_name!r}). "
+            f"Use another name."
         )
 
 

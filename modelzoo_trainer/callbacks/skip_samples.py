@@ -42,7 +42,7 @@ def read_batches(path: Path, num_shards: int) -> tuple[Batches, int]:
     except FileNotFoundError:
         return [], num_shards
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{str(path)!r}, the batches to skip, cannot be read: {error}") from None
+        raise ConfigError(f"Cannot read the batches to skip from {str(path)!r}: {error}") from None
     try:
         raw = json.loads(text)
         pairs = [_pair(place) for place in raw["batches"]]

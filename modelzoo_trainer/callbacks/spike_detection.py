@@ -112,8 +112,9 @@ class SpikeDetection(StepLosses):
         ahead = [place for place in batches if place >= here]
         if ahead and num_before != num_shards:
             log.warning(
-                "%s lists batches of a run with %d data shards, but this run has %d: they are not "
-                "skipped, as their indices refer to other data.",
+                "%s lists batches to skip, but from a run with %d data-parallel processes; this "
+                "run has %d, so the indices refer to other data and no batch is skipped. To skip "
+                "them, use the same number of processes as before.",
                 self._file(trainer),
                 num_before,
                 num_shards,

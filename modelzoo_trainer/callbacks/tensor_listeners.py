@@ -177,8 +177,8 @@ class SummaryTensorListener(TensorListener):
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
-                "SummaryTensorListener requires whole tensors, but each process has only a part of "
-                "them. Use NormTensorListener, or run without sharding."
+                "SummaryTensorListener does not work with sharded tensors (backend.parallel.shard "
+                "or tensor). Use NormTensorListener, or set backend.parallel to {replicate: -1}."
             )
 
     @override

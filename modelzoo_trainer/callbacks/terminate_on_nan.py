@@ -105,7 +105,7 @@ class TerminateOnNaN(Callback):
     ) -> None:
         if self.reason is not None:
             trainer.early_exit.stop_all(
-                f"TerminateOnNaN stopped it before: {self.reason}. To continue, remove the "
+                f"TerminateOnNaN stopped this run before: {self.reason}. To continue, remove the "
                 f"callback or start from an earlier checkpoint"
             )
 

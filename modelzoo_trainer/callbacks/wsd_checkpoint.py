@@ -74,8 +74,8 @@ class WSDCheckpoint(Callback):
         if not found:
             names = ", ".join(type(one).__name__ for one in trainer.schedulers) or "none"
             raise ConfigError(
-                f"WSDCheckpoint requires a scheduler with the method "
-                f"get_checkpoint_steps, such as WarmupStableDecay; schedulers: {names}."
+                f"WSDCheckpoint requires a scheduler with the method get_checkpoint_steps, such as "
+                f"WarmupStableDecay. The trainer's schedulers: {names}."
             )
         pairs = [pair for steps in found for pair in steps]
         self._begins = frozenset(begin for begin, _ in pairs)

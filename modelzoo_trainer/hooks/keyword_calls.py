@@ -54,7 +54,8 @@ class KeywordCall:
         if num > len(in_order) and inspect.Parameter.VAR_POSITIONAL not in kinds:
             raise HookError(
                 f"{self.title} takes ({', '.join(self._parameters)}), but the call passes {num} "
-                f"positional arguments. Pass arguments that some callbacks do not take by keyword."
+                f"positional arguments. Pass them by keyword; each callback then gets only those "
+                f"that it takes."
             )
         placed = in_order[:num]
         named = {p.name for p in parameters if p.kind in _KEYWORD}

@@ -62,9 +62,9 @@ def _warn_of_steps(kind: type) -> None:
     """Warn that the step methods of a LightningModule, or a similar class, are not called."""
     if all(callable(getattr(kind, name, None)) for name in _LIGHTNING):
         log.warning(
-            "%s.%s are not called: this trainer does not run LightningModules. A step calls the "
-            "model's forward with the batch, which returns the loss (or Trainer.compute_loss "
-            "does), and updates with Trainer(optimizer=..., schedulers=...).",
+            "%s.%s are not called, because this trainer does not run LightningModules. Return the "
+            "loss from the model's forward(batch), or override Trainer.compute_loss. Pass the "
+            "optimizer and the schedulers as Trainer(optimizer=..., schedulers=...).",
             kind.__name__,
             " and ".join(_LIGHTNING),
         )

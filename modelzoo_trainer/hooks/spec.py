@@ -154,8 +154,8 @@ def _check_name(owner: str, name: str) -> None:
                 f"anything else, define {_shown(foreign)}, where they are not available yet."
             )
         raise HookError(
-            f"{owner}.{name} is not a hook: it is one of another trainer, and is never called. "
-            f"{instead} A custom event requires another name."
+            f"{owner}.{name} is not a hook: it is a hook of another trainer, and is never called "
+            f"here. {instead} For a custom event, use another name."
         )
     meant = near_miss(name)
     if meant is not None:

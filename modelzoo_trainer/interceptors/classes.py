@@ -78,11 +78,16 @@ def events_of(cls: type) -> dict[str, str]:
             marked: tuple[str, ...] = getattr(method, "__events__", ())
             before = [name for name, known in found.items() if known == attribute]
             for name in marked:
-                if found.get(name, attribute) != attribute or (before and name not in before):
+                marking = f"{base.__name__}.{attribute} is marked as event {name!r}, but"
+                if found.get(name, attribute) != attribute:
                     raise ConfigError(
-                        f"{base.__name__}.{attribute} is marked as event {name!r}, but "
-                        f"{next(iter(before), name)!r} already exists. Each event has one method, "
-                        f"and a method that overrides it must not be marked again."
+                        f"{marking} the method {found[name]} is already marked as this event. Use "
+                        f"another event name."
+                    )
+                if before and name not in before:
+                    raise ConfigError(
+                        f"{marking} it overrides the method of event {before[0]!r}. Remove the "
+                        f"mark: a method that overrides another keeps its event."
                     )
             found |= dict.fromkeys(marked, attribute)
     return found
@@ -158,6 +163,8 @@ def _methods_of(cls: type) -> list[Pair]:
         if match is None:
             continue
         if not inspect.isfunction(value):
-            raise ConfigError(f"{cls.__name__}.{name} is {value!r}. Write def {name}(self, ...).")
+            raise ConfigError(
+                f"{cls.__name__}.{name} is {value!r}; it must be a method: def {name}(self, ...)."
+            )
         pairs.append((f"{match[1]}-{canonical(match[2])}", value))
     return pairs

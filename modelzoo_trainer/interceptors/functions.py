@@ -180,7 +180,7 @@ class PreFunction(Function):
         if first in known:
             raise self.misfit(
                 f"the first parameter receives the {method.block}, but {first!r} is the name of an "
-                f"argument. Rename it to 'self', and add {first!r} after it"
+                f"argument of {method.attribute}. Make the parameters (self, {first}, ...)"
             )
         for p in self._parameters:
             if p.name not in known:
@@ -242,17 +242,18 @@ class PostFunction(Function):
             taken = ", ".join(inspect.signature(self._function).parameters)
             raise self.misfit(
                 f"it takes ({taken}), but must take (self, result), because {method.attribute} "
-                f"returns a value (if it does not, annotate it with '-> None')"
+                f"returns a value (if {method.attribute} does not, annotate it with '-> None')"
             )
         if not method.has_result and num != 0:
             raise self.misfit(
-                f"it must take only (self): {method.attribute} returns nothing to pass on"
+                f"it must take only (self), because {method.attribute} passes on no result"
             )
         if method.has_result and method.returns is inspect.Parameter.empty:
             log.warning(
-                "%s: %s has no return annotation, so the function is passed its result even if "
-                "that is None. Annotate the method.",
+                "%s: %s has no return annotation, so the function gets the method's result even if "
+                "it is None. Annotate the return type of %s ('-> None' if it returns nothing).",
                 self.label,
+                method.attribute,
                 method.attribute,
             )
         may_return_none = "None" in str(method.returns) or "Optional" in str(method.returns)

@@ -41,7 +41,7 @@ class TensorBoardLogger(Logger):
     def __init__(self, summary_dir: Path | None = None, legacy_event_dirs: bool = False) -> None:
         if summary_dir is not None and legacy_event_dirs:
             raise ConfigError(
-                f"Set either summary_dir or legacy_event_dirs, not both; got "
+                f"TensorBoardLogger: set either summary_dir or legacy_event_dirs, not both; got "
                 f"summary_dir={str(summary_dir)!r}."
             )
         self._given = None if summary_dir is None else Path(summary_dir)
@@ -186,7 +186,7 @@ class TensorBoardLogger(Logger):
             path.rename(folder / path.name)
         if others:
             log.warning(
-                "New run (step 0): moved %d event files of earlier runs to %s.",
+                "New run (step 0): moved the event files of earlier runs (%d) to %s.",
                 len(others),
                 others[0].parent / name,
             )

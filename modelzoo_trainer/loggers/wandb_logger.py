@@ -114,8 +114,9 @@ class WandbLogger(ServiceLogger):
         super().on_fit_start(trainer, train_dataloader, val_dataloader, loop)
         if self.resume == "must" and self._known_id() is None:
             raise ConfigError(
-                "WandbLogger.resume is 'must', but there is no run to resume: run_id is not given "
-                "and no checkpoint has one. Use 'auto' to start a new one."
+                "WandbLogger.resume is 'must', but there is no run to resume: run_id is not given, "
+                "and no checkpoint with a run id was loaded. To start a new run, set resume to "
+                "'auto'."
             )
 
     def _known_id(self) -> str | None:

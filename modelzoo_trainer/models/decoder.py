@@ -89,13 +89,13 @@ class Decoder(DecoderSettings, nn.Module):
         if self.loss_weight != 1 and self.loss_scaling == "num_tokens":
             warnings.warn(
                 f"loss_weight ({self.loss_weight}) has no effect with loss_scaling 'num_tokens', "
-                "which is a mean. Set loss_scaling: batch_size, or loss_weight: 1.0.",
+                "which averages over tokens. Set loss_scaling: batch_size, or loss_weight: 1.0.",
                 stacklevel=3,
             )
         if self.output_logits_alpha not in (None, 0, 1) and not self.uses_mup:
             warnings.warn(
                 f"output_logits_alpha ({self.output_logits_alpha}) has no effect without muP. Set "
-                "mup_base_hidden_size and mup_base_filter_size, or remove it.",
+                "mup_base_hidden_size and mup_base_filter_size, or remove output_logits_alpha.",
                 stacklevel=3,
             )
         self._build()
@@ -194,8 +194,8 @@ class Decoder(DecoderSettings, nn.Module):
         """
         if "input_ids" not in batch or "labels" not in batch:
             raise ConfigError(
-                f"The model got a batch with {sorted(batch)}; it requires 'input_ids' and "
-                f"'labels'. Use another data processor or model."
+                f"The model got a batch with the keys {sorted(batch)}, but requires 'input_ids' "
+                f"and 'labels'. Use another data processor or model."
             )
         labels, attention_mask = batch["labels"], batch.get("attention_mask")
         logits = self.logits(batch["input_ids"])

@@ -185,8 +185,9 @@ class DecoderSettings:
         _check_keys("extra_attention_params", extra, ("num_kv_groups",))
         if extra and self.attention_module == "aiayn_attention":
             raise ConfigError(
-                f"extra_attention_params ({extra}) belong to another attention_module: set "
-                "attention_module: multiquery_attention, or remove them."
+                f"extra_attention_params ({extra}) is not supported by attention_module: "
+                "aiayn_attention. Set attention_module: multiquery_attention, or remove "
+                "extra_attention_params."
             )
         if self.num_kv_groups < 1 or self.num_heads % self.num_kv_groups:
             raise ConfigError(
@@ -198,7 +199,7 @@ class DecoderSettings:
         dim = self.turning_dim
         fits = 2 <= dim <= self.head_dim and dim % 2 == 0
         if self.position_embedding_type == "rotary" and not fits:
-            unset = " (the default, a quarter of the head)" if self.rotary_dim is None else ""
+            unset = " (the default, a quarter of the head size)" if self.rotary_dim is None else ""
             raise ConfigError(
                 f"rotary_dim is {dim}{unset}; it must be even, at least 2 and at most "
                 f"{self.head_dim} (hidden_size / num_heads)."

@@ -79,8 +79,8 @@ class FcMnist(nn.Module):
         """
         if to_float16:
             raise ConfigError(
-                "to_float16 is true, but weights are always kept in 32 bits. Set to_float16: "
-                "false, and enabled: true in the section precision."
+                "to_float16 is true, but the weights are always float32. Set to_float16: false, "
+                "and for mixed precision precision.enabled: true."
             )
         return _hidden_widths(hidden_sizes, depth, hidden_size)
 

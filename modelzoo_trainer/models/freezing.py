@@ -141,7 +141,10 @@ class ModelFreezer:
     def _index(self, name: str, given: int) -> int:
         num = len(self._groups)
         if not -num <= given < num:
-            names = ", ".join(repr(group.name) for group in self._groups) or "none"
+            if not num:
+                kind = type(self.model).__name__
+                raise ConfigError(f"{kind} has no parameters, so there is no group {given}.")
+            names = ", ".join(repr(group.name) for group in self._groups)
             raise ConfigError(
                 f"{name} is {given}, but there are {num} layer groups: {names}. Use an index from "
                 f"{-num} to {num - 1}."

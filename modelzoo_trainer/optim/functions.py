@@ -32,8 +32,8 @@ def function_at(
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but not one that it imports
         raise ConfigError(
-            f"{where}: cannot import {error.name!r}. Put it next to the YAML file or in the "
-            f"working directory, or install it."
+            f"{where}: cannot import the module {error.name!r}. Put its file next to the YAML file "
+            f"or in the working directory, or install it."
         ) from None
     function: Any = getattr(module, name, None)
     if not callable(function):

@@ -113,7 +113,8 @@ def _matrix_test(model: object, adamw_params: Sequence[str] | None) -> Callable[
         if adamw_params is not None:
             raise ConfigError(
                 "Muon.adamw_params: patterns need a model, but the optimizer was created from "
-                "parameters. Pass the model, or set use_muon: False in a group."
+                "parameters. Pass the model, or remove adamw_params and set use_muon=False in the "
+                "parameter groups that Muon must not update."
             )
         return lambda param: param.dim() == 2
     names = names_of_trainable(model)

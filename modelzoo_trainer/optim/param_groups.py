@@ -53,7 +53,7 @@ def lr_factors(
             if not members[name] and chosen is given:
                 raise ConfigError(
                     f"adjust_learning_rate.{name}: no trainable parameter has a name like "
-                    f"{' or '.join(groups[name].param_filter_patterns)}. Remove it."
+                    f"{' or '.join(groups[name].param_filter_patterns)}. Remove {name}."
                 )
             factors |= dict.fromkeys(members[name], float(chosen[name]))
     return {param: factor for param, factor in factors.items() if factor != 1}
@@ -75,8 +75,9 @@ def _check(
     if given and groups is None:
         raise ConfigError(
             f"adjust_learning_rate is set for {', '.join(given)}, but {type(model).__name__} has "
-            f"no such groups. Define its attribute lr_adjustment_groups, a dict of names to "
-            f"objects with param_filter_patterns and scale; or use tags (params)."
+            f"no such groups. In the model, define lr_adjustment_groups: a dict from group names "
+            f"to objects with param_filter_patterns and scale. Or, instead of "
+            f"adjust_learning_rate, set tags in params, and param_group_tags in the schedulers."
         )
     for name, factor in given.items():
         if name not in (groups or {}):

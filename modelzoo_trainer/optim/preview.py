@@ -43,11 +43,14 @@ def schedule_hints(schedule: Scheduler, end: int, first: int) -> Iterator[str]:
         return
     total = None if schedule.total_iters is None else max(0, schedule.total_iters - first)
     if total is not None and total < end and _stays(schedule, total, end, first):
-        yield f"the schedule ends at step {total}, the run at {end}: constant at {now:.4g} then"
+        yield (
+            f"the schedule ends at step {total}, before the end of the run at step {end}: the "
+            f"value stays at {now:.4g}"
+        )
     if total is not None and total > end and value_at(schedule, total, first) != now:
         yield (
-            f"the schedule ends at step {total}, the run at {end}: it reaches {now:.4g} instead of "
-            f"{value_at(schedule, total, first):.4g}"
+            f"the schedule ends at step {total}, after the end of the run at step {end}: the last "
+            f"value is {now:.4g} instead of {value_at(schedule, total, first):.4g}"
         )
     late = [step - first for step in getattr(schedule, "milestones", ()) if step - first >= end]
     if late:

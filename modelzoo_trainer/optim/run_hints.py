@@ -62,11 +62,13 @@ def _torch_hints(schedule: Any, end: int) -> Iterator[str]:
     kind = type(schedule).__name__
     if isinstance(schedule, torch_schedulers.CosineAnnealingLR) and schedule.T_max != end:
         ends = "increases again after it" if schedule.T_max < end else "stays above its minimum"
-        yield f"{kind}: T_max is {schedule.T_max}, the run has {end} steps: the rate {ends}"
+        yield (
+            f"{kind}: T_max is {schedule.T_max}, the run has {end} steps: the learning rate {ends}"
+        )
     if isinstance(schedule, torch_schedulers.OneCycleLR) and schedule.total_steps > end:
         yield (
-            f"{kind}: total_steps is {schedule.total_steps}, the run has {end} steps: the rate "
-            f"stays above its minimum"
+            f"{kind}: total_steps is {schedule.total_steps}, the run has {end} steps: the "
+            f"learning rate stays above its minimum"
         )
 
 
@@ -86,7 +88,7 @@ def refuse_short(trainer: Trainer) -> None:
         if num > schedule.total_steps:
             raise ConfigError(
                 f"schedulers: OneCycleLR.total_steps is {schedule.total_steps}, but the run takes "
-                f"{num} steps, and torch's OneCycleLR raises an error after its last one. Use "
+                f"{num} steps, and torch's OneCycleLR raises an error after total_steps. Set "
                 f"total_steps={num}."
             )
 

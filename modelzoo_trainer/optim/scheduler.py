@@ -181,12 +181,11 @@ class Scheduler(ABC):
 
     def _find_targets(self, optimizer: Optimizer) -> None:
         groups = [group for group in optimizer.param_groups if self._fits(group)]
-        what = f"{self._name}.param_group_tags"
         if not groups:
             known = sorted({tag for group in optimizer.param_groups for tag in _tags_of(group)})
             raise ConfigError(
-                f"{what}: no parameter group has a tag of {list(self._tags or ())}. "
-                f"Tags of the optimizer: {', '.join(known) or 'none'}."
+                f"{self._name}.param_group_tags is {list(self._tags or ())}, but no parameter "
+                f"group has one of these tags. Tags of the optimizer: {', '.join(known) or 'none'}."
             )
         if any(self.param_group_key not in group for group in groups):
             raise ConfigError(
@@ -254,8 +253,8 @@ def _check_rivals(key: str, rivals: Sequence[Scheduler]) -> None:
         tags = scheduler._tags
         if tags is None:
             raise ConfigError(
-                f"schedulers: {name} changes {key} of all parameter groups, and so does another "
-                f"of the {len(rivals)}. Set param_group_tags in each."
+                f"schedulers: {len(rivals)} of them change {key}, but {name} does so in all "
+                f"parameter groups. Set param_group_tags in each."
             )
         for tag in tags:
             if tag in tag_owner:

@@ -96,9 +96,9 @@ class OfFunction(Scheduler):
         if (function is None) is not is_overridden:
             given = "two functions" if is_overridden else "no function"
             raise ConfigError(
-                f"{self._name} requires exactly one function of the step, got {given}. Set "
-                f"{argument} to the dotted path of a function, or define factor(self, step) in a "
-                f"subclass."
+                f"{self._name} requires exactly one function of the step, got {given}. Either "
+                f"set {argument} to the dotted path of a function, or define factor(self, step) in "
+                f"a subclass."
             )
         self._function = function_at(f"{self._name}.{argument}", function)
 

@@ -77,9 +77,9 @@ class WarmupStableDecay(LRScheduler):
             if begin < before:
                 what = "the warmup" if before == self.warmup_steps else "the previous decay"
                 raise ConfigError(
-                    f"{self._name}: the decay that ends at step {end} begins at {begin}, but "
-                    f"{what} ends at {before}. Decrease decay_ratio ({self.decay_ratio}), or move "
-                    f"the steps apart."
+                    f"{self._name}: the decay that ends at step {end} would begin at step {begin}, "
+                    f"before {what} ends at step {before}. Decrease decay_ratio "
+                    f"({self.decay_ratio}), or move the steps apart."
                 )
             before = end
         return decays

@@ -63,7 +63,7 @@ def test_the_run_ends_when_the_metric_no_longer_improves(run, values, settings, 
 def test_it_says_why(run):
     trainer = run([1.0, 2.0, 3.0, 4.0], EarlyStopping("score", patience=2))
     assert trainer.early_exit.reason == (
-        "EarlyStopping: score had 2 values not better than 1 at step 1"
+        "EarlyStopping: score has not improved for 2 values (best: 1 at step 1)"
     )
 
 
@@ -194,7 +194,9 @@ def test_one_that_has_not_come_with_the_first_validation_is_reported_then_and_on
             self.told = []
 
         def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
-            self.told.append(caplog.text.count("EarlyStopping: no metric 'validate_0/los' so far."))
+            self.told.append(
+                caplog.text.count("EarlyStopping: no metric 'validate_0/los' was logged so far.")
+            )
 
     lines = Lines()
     make(EarlyStopping("validate_0/los"), lines, loop=loop).fit(batches, batches[:1])
@@ -220,7 +222,9 @@ def test_each_value_is_logged_if_verbose(run, caplog):
     caplog.set_level(logging.INFO, logger="modelzoo_trainer")
     run([2.0, 1.0, 1.5], EarlyStopping("score", verbose=True))
     assert "score improved to 1 at step 2" in caplog.text
-    assert "score is 1.5 at step 3, not better than 1 at step 2 (1 of 3)" in caplog.text
+    assert (
+        "score did not improve: 1.5 at step 3 (best: 1 at step 2; patience: 1 of 3)" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_part_that_is_not_there_is_refused_with_the_nearest_name(make, batches
 
 
 def test_the_name_of_the_runs_own_checkpoints_is_refused(make):
-    with pytest.raises(ConfigError, match="is also a name of the run's own checkpoints"):
+    with pytest.raises(ConfigError, match="one of the run's own checkpoints"):
         make(ExtraCheckpoint(steps=1, folder=".", checkpoint_name="checkpoint_{step}"))
 
 

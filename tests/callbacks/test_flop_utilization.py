@@ -95,7 +95,7 @@ def test_a_device_without_a_known_peak_is_reported_once(make, batches, history, 
         trainer.fit(batches)
         trainer.loop.max_steps = 6
         trainer.fit(batches)
-    assert caplog.text.count("the peak rate of 'cpu'") == 1
+    assert caplog.text.count("the peak FLOP/s of 'cpu' for float32") == 1
     assert history.of("flops_utilization") == []
     assert len(history.of("flops_per_sec")) == 4
 

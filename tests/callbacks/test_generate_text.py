@@ -98,7 +98,7 @@ def test_the_shipped_decoder_generates(make):
 
 
 def test_a_model_without_generate_is_refused_at_set_up(make):
-    with pytest.raises(ConfigError, match="GenerateText: Net has no generate"):
+    with pytest.raises(ConfigError, match="GenerateText: Net has no method generate"):
         make(GenerateText("a"))
 
 
@@ -130,5 +130,7 @@ def test_a_prompt_beyond_the_vocabulary_is_refused_at_set_up(make):
         vocab_size = 98
 
     make(GenerateText("a"), model=Small)
-    with pytest.raises(ConfigError, match=r"has the token 98, but the vocab_size of Small is 98"):
+    with pytest.raises(
+        ConfigError, match=r"has the token id 98, but the vocab_size of Small is 98"
+    ):
         make(GenerateText("b"), model=Small)

@@ -56,7 +56,7 @@ def test_a_library_that_is_there_already_is_reported(make, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "datasets", ModuleType("datasets"))
     with caplog.at_level(logging.WARNING, "modelzoo_trainer"):
         make(HFCacheDir(str(tmp_path)))
-    assert "HFCacheDir: datasets is already imported" in caplog.text
+    assert "HFCacheDir: already imported libraries (datasets)" in caplog.text
 
 
 def test_the_users_folder_is_found(monkeypatch, tmp_path):

@@ -37,7 +37,7 @@ def test_passes_of_training_and_validation_end_there(make, batches, caplog):
     train, val, trainer = counted(make, batches, LimitBatches(3))
     assert (train, val) == ([0, 1, 2] * 2, 3)
     assert trainer.schedule.total_steps == 6
-    assert "epochs end after 3 batches" in caplog.text
+    assert "limited to num_batches=3" in caplog.text
 
 
 def test_a_limit_beyond_the_data_changes_nothing(make, batches):

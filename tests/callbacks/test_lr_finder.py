@@ -424,6 +424,26 @@ def test_what_cannot_be_tested_is_refused(tmp_path, data, settings, words) -> No
         trainer.fit(data())
 
 
+class Grows:
+    def __init__(self) -> None:
+        self.seen = [Keeps()]
+
+    def __iter__(self):
+        for batch in tiny_batches():
+            self.seen.append(Keeps())
+            yield batch
+
+
+@pytest.mark.parametrize(("data", "changed"), [(Keeps, "loader.items"), (Grows, "loader.seen")])
+def test_a_dataloader_that_cannot_be_restored_may_be_created_anew(tmp_path, data, changed) -> None:
+    finder = LRFinder(num_steps=12)
+    with make_trainer(tmp_path, finder) as trainer:
+        with pytest.raises(ConfigError, match=rf"{changed}.*lambda: iter\("):
+            trainer.fit(data)
+        trainer.fit(lambda: iter(data()))
+    assert finder.lrs
+
+
 def test_a_step_of_ones_own_is_refused(tmp_path) -> None:
     with (
         OwnStep(

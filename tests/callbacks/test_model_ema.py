@@ -359,7 +359,7 @@ def test_inside_swap_the_model_has_the_average_and_may_not_update_it(make, batch
 def test_before_a_fit_there_is_no_average(make):
     ema = ModelEma()
     make(ema)
-    with pytest.raises(RuntimeError, match="no average yet"), ema.swap():
+    with pytest.raises(RuntimeError, match="no averaged weights yet"), ema.swap():
         pass
 
 

@@ -39,7 +39,7 @@ def test_a_pass_that_is_taken_up_again_says_where(make, batches, messages):
 
 def test_a_run_without_a_known_end_says_so(make, batches, messages):
     make(PrintProgress(), loop=TrainingLoop(num_epochs=1)).fit(lambda: iter(batches))
-    assert messages()[0] == "training begins at step 0, as long as the data lasts"
+    assert messages()[0] == "training begins at step 0, until the data ends"
 
 
 def test_a_validation_alone_has_its_lines(make, batches, messages):
@@ -51,4 +51,4 @@ def test_a_validation_that_was_cut_short_says_so(make, batches, messages):
     trainer = make(PrintProgress())
     trainer.early_exit.register(lambda: trainer.val_iterator.num_yielded == 1)
     trainer.validate(batches[:3])
-    assert messages()[-1] == "validate_0 is cut short"
+    assert messages()[-1] == "validate_0 ends early"

@@ -27,7 +27,7 @@ def test_values_come_back_in_order():
 def test_a_metric_that_was_never_logged_has_no_latest_value():
     history = RunHistory()
     history.update_metric("loss", 3)
-    with pytest.raises(ValueError, match=r"no value of 'los' was logged\. Did you mean 'loss'\?"):
+    with pytest.raises(ValueError, match=r"has no metric 'los'\. Did you mean 'loss'\?"):
         history.get_latest_metric("los")
 
 

@@ -112,7 +112,7 @@ def test_a_run_that_was_broken_trains_the_same_weights(make, batches, tmp_path, 
 def test_a_resumed_run_with_another_filter_is_refused(make, batches):
     make(SelectiveGrad({"param_filter": "head.*"}), **saving()).fit(batches)
     again = make(SelectiveGrad({"param_filter": "layer.*"}), **saving(max_steps=6))
-    with pytest.raises(ConfigError, match=r"has no mask for 'layer\.weight'"):
+    with pytest.raises(ConfigError, match=r"has no mask of shape .* for 'layer\.weight'"):
         again.fit(batches)
 
 
@@ -123,8 +123,8 @@ def test_a_resumed_run_with_another_filter_is_refused(make, batches):
         ("head", "param_filter and init_method, or a list"),
         (["head"], "param_filter and init_method, got 'head'"),
         ({"param_fliter": "a"}, "'param_fliter' is not a valid key. Did you mean 'param_filter'"),
-        ({"param_filter": []}, r"param_filter is \[\]; it must be one or more parameter names"),
-        ({"param_filter": 3}, "param_filter is 3; it must be one or more parameter names"),
+        ({"param_filter": []}, r"param_filter is \[\]; it must be a parameter name or"),
+        ({"param_filter": 3}, "param_filter is 3; it must be a parameter name or"),
         ({"init_method": ["outlier"]}, r"init_method is \['outlier'\]. Did you mean"),
         ({"init_method": "outlayer"}, "init_method is 'outlayer'. Did you mean 'outlier'"),
     ],

@@ -179,7 +179,7 @@ def test_the_number_that_is_suggested_goes_past_the_bad_batch(
         places(make, loader(bad), SamplesStreamedInfo(), check, steps=8, **saved)
     (message,) = [r.getMessage() for r in caplog.records if r.name == INFO]
     n = 16 + 8 * late
-    assert message.startswith(f"{24 + n} samples were trained on, {n} of them since the newest")
+    assert f"after {24 + n} samples, {n} of them since the newest" in message
     assert message.endswith(f"add the callback SkipSamples(n={n}).")
     found = places(
         make, loader(bad), SamplesStreamedInfo(), CheckLoss(), SkipSamples(n), steps=5, **saved

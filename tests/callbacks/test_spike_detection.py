@@ -182,7 +182,8 @@ def test_batches_of_another_number_of_processes_are_not_skipped(make, batches, t
     run(make, batches, (1, 1, 1), places, exclude_batches_path=tmp_path / "it.json")
     assert places.found == [(0, 0), (0, 1), (0, 2)]
     assert any(
-        "lists batches of a run with 2 data shards" in r.getMessage() for r in caplog.records
+        "from a run with 2 data-parallel processes; this run has 1" in r.getMessage()
+        for r in caplog.records
     )
 
 

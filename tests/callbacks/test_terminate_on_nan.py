@@ -126,7 +126,7 @@ def test_a_run_that_is_started_again_ends_at_once_until_the_callback_is_out(make
     again = make(TerminateOnNaN(), checkpoint=Checkpoint(steps=1))
     again.fit(spoilt)
     assert again.global_step == 3
-    assert "TerminateOnNaN stopped it before: loss is nan" in again.early_exit.reason
+    assert "TerminateOnNaN stopped this run before: loss is nan" in again.early_exit.reason
     without = make(checkpoint=Checkpoint(steps=1, disable_strict_checkpoint_loading=True))
     without.fit(spoilt)
     assert without.global_step == 4

@@ -117,7 +117,7 @@ def test_another_scheduler_is_refused(make, schedulers, known):
 
 
 def test_the_name_of_the_runs_own_checkpoints_is_refused(run):
-    with pytest.raises(ConfigError, match="is also a name of the run's own checkpoints"):
+    with pytest.raises(ConfigError, match="one of the run's own checkpoints"):
         run(WSDCheckpoint(folder=".", stable_name="checkpoint_{step}"))
 
 

@@ -31,7 +31,7 @@ def test_c_samples_streamed_info__says_how_to_get_past_a_failure(trainer_of, cap
     with pytest.raises(FloatingPointError):
         trainer.fit(constant_batches(1, 2, float("nan"), 4))
     assert info.num_samples == 6
-    assert "6 samples were trained on, 2 of them since the newest checkpoint" in caplog.text
+    assert "after 6 samples, 2 of them since the newest checkpoint" in caplog.text
     assert "SkipSamples(n=2)" in caplog.text
 
 

@@ -210,7 +210,8 @@ Schedules
       steps         0      1      2      5      8     10
       value         1  0.875   0.75  0.375      0      0
       curve     @%#*=-:.___  0 to 1
-      hint: the schedule ends at step 8, the run at 10: constant at 0 then"""
+      hint: the schedule ends at step 8, before the end of the run at step 10: the value stays at \
+0"""
 
 
 def test_a_report_says_what_runs_of_what_how_long_and_what_to_know(shown):

@@ -147,7 +147,8 @@ def test_a_schedule_that_begins_later_is_told_from_there(plan, told):
     assert steps == [0, 1, 6, 13, 20, 26]
     assert values == [f"{scheduler.value(step + 4):.4g}" for step in steps]
     assert values[:3] == ["0.2", "0.25", "0.5"]
-    assert lines[4].endswith("ends at step 36, the run at 26: it reaches 0.2 instead of 0.1")
+    hint = " ".join(map(str.strip, lines[4:6]))
+    assert "ends at step 36, after the end of the run at step 26: the last value is 0.2" in hint
 
 
 def test_of_many_milestones_some_are_told_evenly(plan):
@@ -193,11 +194,21 @@ def test_a_run_of_unknown_length_shows_the_schedule_to_its_end(told, schedule, l
     ("schedule", "end", "hints"),
     [
         (UP, 10, []),
-        (UP, 20, ["the schedule ends at step 10, the run at 20: constant at 0.5 then"]),
+        (
+            UP,
+            20,
+            [
+                "the schedule ends at step 10, before the end of the run at step 20: "
+                "the value stays at 0.5"
+            ],
+        ),
         (
             UP,
             8,
-            ["the schedule ends at step 10, the run at 8: it reaches 0.4 instead of 0.5"],
+            [
+                "the schedule ends at step 10, after the end of the run at step 8: "
+                "the last value is 0.4 instead of 0.5"
+            ],
         ),
         (UP.replace("0.5", "0"), 8, []),
         (UP.replace("0.5", "0"), 20, []),
@@ -207,7 +218,8 @@ def test_a_run_of_unknown_length_shows_the_schedule_to_its_end(told, schedule, l
             f"SequentialLR: {{schedulers: [{UP}, {DOWN}]}}",
             10,
             [
-                "the schedule ends at step 40, the run at 10: it reaches 0.5 instead of 0.1",
+                "the schedule ends at step 40, after the end of the run at step 10: "
+                "the last value is 0.5 instead of 0.1",
                 "milestones after the end of the run at step 10: 10",
             ],
         ),

@@ -244,7 +244,7 @@ def test_a_misspelt_key_of_a_parameter_filter_is_named(shipped):
 @pytest.mark.parametrize(
     ("schedulers", "params", "message"),
     [
-        (f"{LINEAR}, {LINEAR}", "[]", "5:19: trainer.init.schedulers[1]: schedulers: LinearLR"),
+        (f"{LINEAR}, {LINEAR}", "[]", "5:19: trainer.init.schedulers[1]: schedulers: 2 of them"),
         (
             "{LinearLR: {initial_learning_rate: 0, end_learning_rate: 1, total_iters: 3, "
             "param_group_tags: b}}",

@@ -67,7 +67,7 @@ def test_a_metric_that_no_longer_improves_ends_all_at_one_step(tmp_path) -> None
     found = run_ranks(2, fit, tmp_path, early, options)
     assert found[0]["step"] == found[1]["step"] < 6 * ENDLESS
     assert found[0]["reason"] == found[1]["reason"]
-    assert "had 2 values not better than" in found[0]["reason"]
+    assert "has not improved for 2 values" in found[0]["reason"]
 
 
 def terminating() -> list[Any]:

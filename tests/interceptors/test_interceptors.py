@@ -119,7 +119,7 @@ def test_only_plain_methods_are_events() -> None:
 
 
 def test_two_methods_cannot_have_one_event() -> None:
-    with pytest.raises(ConfigError, match="one method"):
+    with pytest.raises(ConfigError, match=r"Two\.roast .* 'bake'.* method bake"):
 
         class Two(Oven):
             @event("bake")
@@ -127,7 +127,7 @@ def test_two_methods_cannot_have_one_event() -> None:
 
 
 def test_an_override_cannot_have_another_event() -> None:
-    with pytest.raises(ConfigError, match="one method"):
+    with pytest.raises(ConfigError, match=r"Other\.bake .* 'roast'.* overrides .* 'bake'"):
 
         class Other(Oven):
             @event("roast")
@@ -177,7 +177,7 @@ def test_keyword_only_parameters_of_functions_are_filled() -> None:
 
 
 def test_a_function_whose_first_parameter_is_an_argument_has_forgotten_self() -> None:
-    with pytest.raises(ConfigError, match=r"receives the Oven.*'dough'.*'self'"):
+    with pytest.raises(ConfigError, match=r"receives the Oven.*'dough'.*\(self, dough"):
         Oven().add_function("pre-bake", lambda dough: dough)
 
 

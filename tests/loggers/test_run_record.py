@@ -296,7 +296,7 @@ def too_short(num):
     return {"schedulers": linear, "loop": TrainingLoop(max_steps=6)}
 
 
-@pytest.mark.parametrize(("num", "steps"), [(2, ("step 2", "run at 6")), (6, None)])
+@pytest.mark.parametrize(("num", "steps"), [(2, ("step 2", "run at step 6")), (6, None)])
 def test_hints_about_schedules_are_noted(num, steps, make, batches):
     trainer = make(JsonlLogger(), **too_short(num))
     trainer.fit(batches)

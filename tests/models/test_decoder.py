@@ -261,7 +261,7 @@ def test_too_long_a_sequence_is_refused_with_both_numbers() -> None:
 
 
 def test_a_batch_without_labels_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\['input_ids', 'tokens'\]; it requires .*'labels'"):
+    with pytest.raises(ConfigError, match=r"\['input_ids', 'tokens'\], but requires .*'labels'"):
         make()({"input_ids": tokens(1, 4), "tokens": tokens(1, 4)})
 
 

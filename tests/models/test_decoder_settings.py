@@ -21,7 +21,7 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
         ({"hidden_size": 30}, r"hidden_size \(30\) is not a multiple of num_heads \(12\)"),
         (
             {"extra_attention_params": {"num_kv_groups": 4}},
-            "set attention_module: multiquery_attention",
+            "Set attention_module: multiquery_attention",
         ),
         (
             {

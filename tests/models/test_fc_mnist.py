@@ -108,7 +108,7 @@ def test_forward_and_backward_run_on_the_meta_device() -> None:
         ({"depth": 0, "hidden_size": 4}, "depth: expected an integer > 0 or null, got 0"),
         ({"hidden_sizes": [4], "dropout": 1.5}, r"dropout: expected a number in \[0, 1\), got 1.5"),
         ({"hidden_sizes": [4], "input_size": 0}, "input_size: expected an integer > 0, got 0"),
-        ({"hidden_sizes": [4], "to_float16": True}, "enabled: true in the section precision"),
+        ({"hidden_sizes": [4], "to_float16": True}, "precision.enabled: true"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:

@@ -255,7 +255,7 @@ def test_a_lambda_schedule_takes_a_function_or_its_path(name, argument):
     ("path", "message"),
     [
         ("halves", r"LambdaLR\.lr_lambda: 'halves' is not the dotted path of a function"),
-        ("no_such.halves", r"LambdaLR\.lr_lambda: cannot import 'no_such'"),
+        ("no_such.halves", r"LambdaLR\.lr_lambda: cannot import the module 'no_such'"),
         ("my_curves.halfes", r"my_curves has no function 'halfes'\. Did you mean 'halves'"),
         ("my_curves.NUM_STEPS", r"my_curves has no function 'NUM_STEPS'"),
     ],
@@ -268,7 +268,7 @@ def test_a_path_that_leads_to_no_function_is_refused(path, message):
 @pytest.mark.parametrize("name", ["LambdaLR", "LambdaWD"])
 def test_a_lambda_schedule_has_one_function(name):
     cls = scheduler_class(name)
-    with pytest.raises(ConfigError, match=rf"{name} .* no function\. Set \w+_lambda"):
+    with pytest.raises(ConfigError, match=rf"{name} .* no function\. .*set \w+_lambda"):
         cls(None, 0.1)
     mine = type("Mine", (cls,), {"factor": lambda self, step: 1.0})
     assert mine(None, 0.1).value(3) == 0.1

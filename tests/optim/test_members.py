@@ -40,7 +40,7 @@ def test_a_callable_that_makes_something_else_is_refused():
 def test_a_schedule_that_did_not_fit_may_be_bound_to_another_optimizer(sgd):
     schedule = ConstantLR(None, 0.1, None, "b")
     other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
-    with pytest.raises(ConfigError, match="no parameter group has a tag"):
+    with pytest.raises(ConfigError, match="no parameter group has one of these tags"):
         schedule.bind(other)
     assert schedule.optimizer is None
     schedule.bind(sgd)

@@ -51,8 +51,8 @@ def hints(monkeypatch, trained):
         (lambda one: torch_schedulers.CosineAnnealingLR(one, 7), ["T_max is 7", "10 steps"]),
         (lambda one: torch_schedulers.CosineAnnealingLR(one, 70), ["T_max is 70", "10 steps"]),
         (lambda one: torch_schedulers.OneCycleLR(one, 0.1, 70), ["total_steps is 70", "10"]),
-        (lambda one: OneCycleLR(one, 0.1, 0.5, total_steps=7), ["step 7", "at 10"]),
-        (lambda one: OneCycleLR(one, 0.1, 0.5, total_steps=70), ["step 70", "at 10"]),
+        (lambda one: OneCycleLR(one, 0.1, 0.5, total_steps=7), ["step 7", "run at step 10"]),
+        (lambda one: OneCycleLR(one, 0.1, 0.5, total_steps=70), ["step 70", "run at step 10"]),
     ],
 )
 def test_a_schedule_of_another_length_is_hinted_at(hints, make, facts):

@@ -75,7 +75,7 @@ def test_only_groups_with_a_tag_are_written(sgd):
 
 
 def test_a_tag_that_no_group_has_is_refused(sgd):
-    with pytest.raises(ConfigError, match=r"param_group_tags: no .* \['c'\]. Tags .*: a, b"):
+    with pytest.raises(ConfigError, match=r"param_group_tags is \['c'\], .* Tags .*: a, b"):
         ConstantLR(sgd, 0.1, param_group_tags=["c"])
 
 
@@ -291,7 +291,7 @@ def test_an_optimizer_without_weight_decay_has_no_schedule_of_it():
 
 
 def test_two_schedules_of_one_key_need_tags(sgd):
-    with pytest.raises(ConfigError, match="ConstantLR changes lr of all parameter groups"):
+    with pytest.raises(ConfigError, match="2 of them change lr, but ConstantLR"):
         check_conflicts([LinearLR(sgd, 0, 1, 4, param_group_tags="a"), ConstantLR(sgd, 0.1)])
 
 

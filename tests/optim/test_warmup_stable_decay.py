@@ -84,11 +84,11 @@ def test_a_longer_run_resumes_from_before_the_decay(sgd):
         ({"checkpoint_steps": [0]}, r"checkpoint_steps is \[0\]"),
         (
             {"warmup_steps": 19},
-            r"the decay that ends at step 20 begins at 18, but the warmup ends at 19",
+            r"ends at step 20 would begin at step 18, before the warmup ends at step 19",
         ),
         (
             {"checkpoint_steps": [15], "decay_ratio": 0.5},
-            r"begins at 10, but the previous decay ends at 15. Decrease decay_ratio \(0.5\)",
+            r"begin at step 10, before the previous .* at step 15. Decrease decay_ratio \(0.5\)",
         ),
     ],
 )
