@@ -99,9 +99,9 @@ def _check_sizes(model: Module, name: str, style: str, num: int) -> None:
         head_dim = getattr(owner, "head_dim", None)
         if isinstance(head_dim, int) and size % head_dim == 0 and size // head_dim % num:
             raise BackendError(
-                f"backend.parallel.tensor is {num}, but {name} has {size // head_dim} heads "
-                f"({size} outputs, {head_dim} per head). Use a common divisor of the numbers of "
-                f"attention heads and of key/value heads."
+                f"backend.parallel.tensor is {num}, but the number of heads of {name} is "
+                f"{size // head_dim} ({size} outputs, {head_dim} per head). Use a "
+                f"common divisor of the numbers of attention heads and of key/value heads."
             )
     elif isinstance(layer, Linear) and style == "rowwise":
         what, size = "inputs", layer.in_features
