@@ -135,8 +135,8 @@ class Backend(ABC):
         if activation_checkpointing and self._compile and self._compile.backend == "eager":
             raise BackendError(
                 "backend.activation_checkpointing: torch.compile with backend 'eager' recomputes "
-                "other dropout masks than in the forward pass. Use its backend 'aot_eager' or "
-                "'inductor', or remove one of the two options."
+                "other dropout masks than in the forward pass. Set backend.compile.backend to "
+                "'aot_eager' or 'inductor', or remove activation_checkpointing or compile."
             )
         self._matmul_precision = matmul_precision
         self._deterministic = deterministic

@@ -86,7 +86,7 @@ def compile_model(model: Module, options: CompileOptions) -> None:
     if not blocks:
         raise BackendError(
             f"backend.compile.target is 'blocks', but {type(model).__name__} has no ModuleList. "
-            f"Use target: model."
+            f"Set backend.compile.target: model."
         )
     for block in blocks:
         block.compile(**arguments)
@@ -124,7 +124,7 @@ def checkpoint_activations(
     if not found:
         raise BackendError(
             f"{option} is {mode!r}, but {type(model).__name__} has no ModuleList. Put its "
-            f"repeated blocks into one, or remove the option."
+            f"repeated blocks into a ModuleList, or remove the option."
         )
     for block in found:
         vars(block)["forward"] = Recomputed(block, mode)

@@ -69,10 +69,12 @@ class ConditionalSteps:
             self._known.setdefault(optimizer, {}).update(zip(params, states, strict=True))
             return
         self._hosted.add(optimizer)
+        has_choice = any(group.get("capturable") is False for group in optimizer.param_groups)
         log.info(
             "%s counts its steps on the CPU, so conditional steps (such as skipping a non-finite "
-            "loss) wait for the device.",
+            "loss) wait for the device.%s",
             type(optimizer).__name__,
+            " Pass capturable=True to the optimizer to avoid this." if has_choice else "",
         )
 
 

@@ -22,6 +22,7 @@ from modelzoo_trainer import (
 from modelzoo_trainer.callbacks import LimitBatches, ScopedValidateFlags
 from modelzoo_trainer.data import PadLastBatch
 from modelzoo_trainer.data.processor import SeededSampler
+from modelzoo_trainer.shown_path import shown_path
 from tests.doubles import (
     History,
     Recorder,
@@ -155,7 +156,7 @@ def test_an_output_of_another_kind_is_refused(trainer_of) -> None:
 
 
 def test_outputs_that_change_their_names_are_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match="batch 2 has b, an earlier one had a"):
+    with pytest.raises(ConfigError, match="batch 2 has b, earlier batches have a"):
         predicted(trainer_of, lambda rows: {"a" if len(rows) == 4 else "b": rows})
 
 
@@ -286,7 +287,7 @@ def test_one_that_is_stopped_says_so(trainer_of, caplog, arguments, raises) -> N
     found = trainer.predict(loader(), **arguments)
     assert not found.is_complete
     assert torch.equal(found["rows"], ROWS[:8])
-    assert "2 batches" in caplog.text
+    assert "batches with predictions: 2." in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -294,9 +295,11 @@ def test_one_that_is_stopped_says_so(trainer_of, caplog, arguments, raises) -> N
     [({}, 1), ({"optimizer": None}, 0)],
     ids=["a model that was to be trained", "a model for inference"],
 )
-def test_untrained_weights_are_warned_of(trainer_of, caplog, settings, num) -> None:
-    trainer_of(**settings).predict(tiny_batches(1))
+def test_untrained_weights_are_warned_of(trainer_of, tmp_path, caplog, settings, num) -> None:
+    checkpoint = Checkpoint(checkpoint_root=tmp_path / "saved")
+    trainer_of(checkpoint=checkpoint, **settings).predict(tiny_batches(1))
     assert caplog.text.count("no checkpoint") == num
+    assert caplog.text.count(f"{shown_path(tmp_path / 'saved')} has no checkpoint") == num
 
 
 def test_trained_or_chosen_weights_are_not_warned_of(trainer_of, caplog) -> None:

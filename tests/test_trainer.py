@@ -271,7 +271,7 @@ def test_a_loss_of_several_elements_is_refused(trainer_of, accumulated) -> None:
 
 def test_a_pair_with_the_logits_first_is_refused_with_the_right_order(trainer_of) -> None:
     trainer = trainer_of(model=Returning(lambda weight: (weight, weight.sum())))
-    with pytest.raises(ConfigError, match=r"shape \(2,\).* first .*\(loss, logits\)") as caught:
+    with pytest.raises(ConfigError, match=r"shape \(2,\).* swapped.*\(loss, logits\)") as caught:
         trainer.fit(tiny_batches(1))
     assert "mean()" not in str(caught.value)
 
@@ -627,7 +627,7 @@ def test_a_step_that_was_left_half_done_is_not_saved(trainer_of) -> None:
     trainer = trainer_of(Fail(), max_steps=4, checkpoint=Checkpoint(steps=2))
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(tiny_batches(4))
-    with pytest.raises(CheckpointError, match=r"the step after 2\b"):
+    with pytest.raises(CheckpointError, match=r"the step after global_step 2\b"):
         trainer.save_checkpoint()
     trainer.load_checkpoint(trainer.model_dir / "checkpoint_2")
     assert trainer.save_checkpoint().name.startswith("checkpoint_2")
@@ -655,7 +655,7 @@ def test_a_state_that_is_saved_but_never_loaded_is_told(trainer_of, caplog) -> N
             return {}
 
     trainer_of(Half(), checkpoint=Checkpoint(steps=100)).fit(tiny_batches(1))
-    assert "Half has state_dict, but no load_state_dict: its state is not saved." in caplog.text
+    assert "Half has state_dict, but no load_state_dict" in caplog.text
 
 
 def test_two_trainers_in_a_second_have_a_folder_each(trainer_of) -> None:

@@ -188,11 +188,11 @@ def test_a_list_of_lists_of_batches_is_refused_as_it_may_be_one_dataloader(
 ) -> None:
     recorder = Recorder()
     trainer = trainer_of(recorder)
-    both = r"lambda: batches; .*, \[lambda: first, lambda: second\]"
-    with pytest.raises(ConfigError, match=rf"^val_dataloader .* a (list|tuple) .*{both}"):
+    both = r"lambda: batches; .* \[lambda: first, lambda: second\]"
+    with pytest.raises(ConfigError, match=rf"^val_dataloader .* this (list|tuple) .*{both}"):
         trainer.fit(tiny_batches(1), outer([inner, inner]))
     assert recorder.count("on_train_start") == 0
-    with pytest.raises(ConfigError, match=r"^val_dataloaders .* a (list|tuple) "):
+    with pytest.raises(ConfigError, match=r"^val_dataloaders .* this (list|tuple) "):
         trainer.validate_all(outer([inner, inner]))
 
 

@@ -44,8 +44,9 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         return None
     missing = [name for name in _NEEDED if not env.get(name)]
     if missing:
+        are = "is" if len(given) == 1 else "are"
         raise BackendError(
-            f"{' and '.join(given)} set in the environment, but not {', '.join(missing)}: a "
+            f"{' and '.join(given)} {are} set in the environment, but not {', '.join(missing)}. A "
             f"distributed run requires all of {', '.join(_NEEDED)}. {_START} To run a single "
             f"process, unset {' and '.join(given)}."
         )
@@ -55,8 +56,8 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         return None
     if not env.get("LOCAL_RANK"):
         raise BackendError(
-            f"LOCAL_RANK is not set, but WORLD_SIZE is {num}: the device of process {rank} on its "
-            f"host is unknown. {_START} Other launchers must also set LOCAL_RANK "
+            f"WORLD_SIZE is {num}, but LOCAL_RANK is not set, so it is unknown which device "
+            f"process {rank} uses. {_START} Other launchers must also set LOCAL_RANK "
             f"(with srun: LOCAL_RANK=$SLURM_LOCALID)."
         )
     local_rank = _number(env, "LOCAL_RANK", 0)

@@ -100,7 +100,7 @@ def _host(launch: Launch, notice: Store | None) -> TCPStore:
             raise
         raise BackendError(
             f"Port {port} (MASTER_PORT) is in use on this host, perhaps by another run. Use "
-            f"another one: `torchrun --master-port=P`, or let `torchrun --standalone` choose one."
+            f"another port: `torchrun --master-port=P`, or let `torchrun --standalone` choose one."
         ) from None
     if notice is not None:
         notice.set(_key(launch), json.dumps([address, store.port]))
@@ -214,17 +214,17 @@ def _connect(address: str, port: int, listening_by: float, deadline: float) -> T
     thread.join(_SHAKE_HANDS_S)
     if not found and (asked_s := _name_lookup_s(address, port)) > _SLOW_S:
         log.warning(
-            "No DNS server answers within %.0f s for %s, and torch asks for each connection, so "
-            "startup will be slow. Add a line '::ffff:ADDRESS NAME' to /etc/hosts for each host, "
-            "or 'options timeout:1 attempts:1' to /etc/resolv.conf.",
-            asked_s,
+            "A DNS lookup of %s takes %.0f s, and torch does one for each connection, so startup "
+            "will be slow. Add a line '::ffff:ADDRESS NAME' to /etc/hosts for each host, or "
+            "'options timeout:1 attempts:1' to /etc/resolv.conf.",
             address,
+            asked_s,
         )
         thread.join(max(deadline - time.monotonic(), 0.0))
     if not found:
         raise BackendError(
             f"Port {port} of {address} is in use by another program (not a TCPStore). Use another "
-            f"one: `torchrun --master-port=P`, or `torchrun --standalone`."
+            f"port: `torchrun --master-port=P`, or `torchrun --standalone`."
         )
     return found[0] if isinstance(found[0], TCPStore) else None
 

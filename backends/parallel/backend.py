@@ -95,7 +95,10 @@ class ParallelBackend(Backend):
     def open(self) -> None:
         world = join()
         if world is None:
-            raise BackendError("Not a distributed run: this process was not started by torchrun.")
+            raise BackendError(
+                "Not a distributed run: this process was not started by torchrun. Start the "
+                "program with torchrun."
+            )
         super().open()
         world.timeout_s = self.timeout_s
         self.comm.connect(world)
@@ -147,7 +150,8 @@ class ParallelBackend(Backend):
         if self.has_shards and (kind.__name__ in _WHOLE or kind is Adafactor):
             raise BackendError(
                 f"optimizer: {kind.__name__} requires whole parameters, but backend.parallel "
-                f"shards them. Use another optimizer, such as AdamW, or only replicate."
+                f"shards them. Use another optimizer, such as AdamW, or set only "
+                f"backend.parallel.replicate."
             )
         return super().prepare_optimizer(optimizer)
 

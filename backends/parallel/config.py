@@ -120,8 +120,8 @@ class ParallelSettings:
         rests = [axis for axis, size in self.axes.items() if size == REST]
         if len(rests) > 1:
             raise BackendError(
-                f"backend.parallel: {' and '.join(rests)} are both -1; only one axis can be the "
-                f"rest. Set the size of the other."
+                f"backend.parallel: {' and '.join(rests)} are -1, but only one axis can be -1 (the "
+                f"remaining processes). Set the size of the others."
             )
 
     @property
@@ -165,12 +165,12 @@ class ParallelSettings:
         if given and self.shard == 1:
             raise BackendError(
                 f"backend.sharding.{given[0]} is set, but backend.parallel.shard is 1. "
-                f"Set shard, or remove backend.sharding."
+                f"Set backend.parallel.shard, or remove backend.sharding."
             )
         if self.tensor_plan is not None and self.tensor == 1:
             raise BackendError(
                 "backend.tensor_plan is set, but backend.parallel.tensor is 1. Set "
-                "backend.parallel.tensor, or remove the plan."
+                "backend.parallel.tensor, or remove backend.tensor_plan."
             )
         if self.find_unused_parameters and (self.shard != 1 or self.tensor != 1):
             raise BackendError(
@@ -236,7 +236,8 @@ def _dtype(place: str, value: Any) -> torch.dtype:
         return value  # type: ignore[no-any-return]  # one of the values
     if not isinstance(value, str) or value not in _DTYPES:
         raise BackendError(
-            f"{place}: {value!r} is not a dtype here. {suggest(str(value), _DTYPES)}"
+            f"{place}: expected a floating-point dtype, got {value!r}. "
+            f"{suggest(str(value), _DTYPES)}"
         )
     return _DTYPES[value]
 
@@ -267,6 +268,7 @@ def check_timeout(timeout: Any) -> float:
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if not is_number or not 0 < timeout <= _LONGEST_S:
         raise BackendError(
-            f"backend.timeout: expected seconds > 0 and at most a day, got {timeout!r}."
+            f"backend.timeout: expected a number of seconds, > 0 and <= {_LONGEST_S:.0f} (one "
+            f"day), got {timeout!r}."
         )
     return float(timeout)

@@ -52,8 +52,9 @@ def _check_shared(model: Module, blocks: list[Module]) -> None:
             other, block = first.setdefault(id(param), (full_name, owner[module]))
             if param is not None and block is not owner[module]:
                 raise BackendError(
-                    f"{other} and {full_name} are one shared parameter in different blocks. In "
-                    f"backend.sharding.blocks, list only classes that contain both or neither."
+                    f"{other} and {full_name} are the same (shared) parameter, but belong to "
+                    f"different blocks. In backend.sharding.blocks, list only classes that "
+                    f"contain both or neither."
                 )
 
 

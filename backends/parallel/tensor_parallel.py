@@ -45,8 +45,8 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
     if not isinstance(plan, Mapping) or not plan:
         raise BackendError(
             f"backend.parallel.tensor is {mesh.size()}, but {type(model).__name__} has no "
-            f"attribute 'tensor_plan'. Set backend.tensor_plan: a dict of module name patterns to "
-            f"{', '.join(STYLES)}."
+            f"attribute 'tensor_plan'. Set backend.tensor_plan to a dict with patterns of module "
+            f"names as keys, and one of {', '.join(STYLES)} as each value."
         )
     styles = _resolve(model, plan)
     for name, style in styles.items():
@@ -99,9 +99,9 @@ def _check_sizes(model: Module, name: str, style: str, num: int) -> None:
         head_dim = getattr(owner, "head_dim", None)
         if isinstance(head_dim, int) and size % head_dim == 0 and size // head_dim % num:
             raise BackendError(
-                f"backend.parallel.tensor is {num}, but the {size} outputs of {name} are "
-                f"{size // head_dim} heads of {head_dim}. Use a size that divides the numbers "
-                f"of heads and of key/value groups."
+                f"backend.parallel.tensor is {num}, but the number of heads of {name} is "
+                f"{size // head_dim} ({size} outputs, {head_dim} per head). Use a "
+                f"common divisor of the numbers of attention heads and of key/value heads."
             )
     elif isinstance(layer, Linear) and style == "rowwise":
         what, size = "inputs", layer.in_features
@@ -127,7 +127,8 @@ def _check_shared(model: Module, places: Places, styles: Mapping[str, str]) -> N
             shown = ", ".join(f"{name}: {_in_words(cut)}" for name, cut in cuts.items())
             raise BackendError(
                 f"backend.tensor_plan splits a shared parameter in different ways ({shown}). Split "
-                f"its modules alike: an Embedding rowwise and a Linear colwise_gather."
+                f"it in the same way in all modules. For an Embedding that shares its weight with "
+                f"a Linear, use rowwise for the Embedding and colwise_gather for the Linear."
             )
 
 

@@ -289,8 +289,8 @@ class XlaBackend(Backend):
         elif self._runtime.num_fetched() != self._num_fetched:
             self._num_guarded[self._stream] = _NUM_GUARDED - 1
             log.warning(
-                "A step has read the value of a tensor on the CPU, which waits for the device. "
-                "The next such read raises an error with its line."
+                "A step has read the value of a device tensor on the CPU, so it waited for the "
+                "device. The next such read raises an error that names the line."
             )
 
     def _launch(self) -> None:
@@ -366,7 +366,7 @@ class XlaBackend(Backend):
         if tensors and self.in_step:
             raise HostReadError(
                 "Values were requested inside a step (flush, host_state, a checkpoint). Request "
-                "them after it, in on_train_batch_end or on_step_boundary."
+                "them after the step, in on_train_batch_end or on_step_boundary."
             )
         return self._runtime.fetch(tensors)
 

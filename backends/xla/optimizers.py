@@ -399,7 +399,8 @@ def _check_copies(
         raise BackendError(
             f"{type(optimizer).__name__} keeps a part of its state on the CPU, or initializes it "
             f"in the first step, so its steps cannot be skipped on XLA devices. Use AdamW, or SGD "
-            f"without dampening; or remove the loss scaler and masks."
+            f"without dampening; or remove the callback that skips steps (TerminateOnNaN, or "
+            f"CheckLoss with policy 'skip')."
         )
 
 

@@ -110,17 +110,17 @@ class RecompilationWatch:
         if self.policy != "ignore" and key not in self._reported:
             self._reported.add(key)
             log.warning(
-                "The device does not support %s: it runs on the CPU, which waits for the device "
-                "and splits the step's graph. Use other operations instead.",
+                "Operations that the device does not support run on the CPU: %s. Each of them "
+                "waits for the device and splits the step's graph. Use other operations instead.",
                 ", ".join(found),
             )
 
 
 _OF_GRAPH: Final = (
-    "A step was recompiled although the shapes of batches have not changed: something else has. A "
-    "Python number that changes becomes a constant of the graph (make it a tensor on the device), "
-    "and so does an operation that runs in some steps only. Set the environment variable "
-    "PT_XLA_DEBUG_LEVEL=2 to see which lines compile."
+    "A step was recompiled although the shapes of batches have not changed. Usual causes: a Python "
+    "number that changes from step to step (make it a tensor on the device), or an operation that "
+    "runs in some steps only. Set the environment variable PT_XLA_DEBUG_LEVEL=2 to see which lines "
+    "compile."
 )
 
 

@@ -234,6 +234,7 @@ def _begin_cache(path: str) -> None:
         runtime.initialize_cache(path)
     elif os.environ.get(_CACHE_PATH) != path:
         log.warning(
-            "backend.cache_dir: %s is not used: computations have already started in this process.",
+            "backend.cache_dir: %s is not used, because computations have already started in this "
+            "process. Create the trainer before anything else uses the device.",
             path,
         )

@@ -48,7 +48,8 @@ class MeshShape:
         rest = [axis for axis in AXES if sizes[axis] == -1]
         if len(rest) == len(AXES):
             raise BackendError(
-                "backend.parallel: replicate and shard are both -1; only one can be the rest."
+                "backend.parallel: replicate and shard are both -1, but only one can be -1 (the "
+                "remaining devices). Set the size of the other."
             )
         if rest:
             (given,) = set(AXES).difference(rest)
@@ -67,7 +68,7 @@ def check_parallel(options: Mapping[str, Any]) -> dict[str, int]:
     """
     if not isinstance(options, Mapping):
         raise BackendError(
-            f"backend.parallel: expected sizes, as in {{replicate: -1}}, got {options!r}."
+            f"backend.parallel: expected a dict of sizes, as in {{replicate: -1}}, got {options!r}."
         )
     for key, value in options.items():
         where = f"backend.parallel.{key}"

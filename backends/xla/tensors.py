@@ -49,8 +49,8 @@ class Snapshot:
         if _num_changes(self._tensor):
             if torch._from_functional_tensor(self._tensor) is self.kept:
                 log.warning(
-                    "A tensor was overwritten (copy_) before its value was read, so the new value "
-                    "is read. Read a clone of it."
+                    "A tensor was overwritten (copy_) between the request to read it and the read, "
+                    "so the new value is read. Request a clone of the tensor instead."
                 )
             self.kept = self.kept.clone()
             self._tensor = None

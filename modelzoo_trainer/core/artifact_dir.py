@@ -80,7 +80,8 @@ def _check_seen(trainer: Trainer) -> None:
     if not all(seen):
         raise ConfigError(
             f"Process {seen.index(False)} cannot see files that process 0 wrote to "
-            f"model_dir={str(trainer.model_dir)!r}. Use a shared file system."
+            f"model_dir={str(trainer.model_dir)!r}. Set model_dir to a folder on a file system "
+            f"that all processes share."
         )
 
 

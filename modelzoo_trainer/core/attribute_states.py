@@ -88,17 +88,18 @@ class AttributeStates(CoreCallback):
                 part
             ):  # not a checkpoint of weights only
                 log.warning(
-                    "The checkpoint has no state of trainer.%s; starting from scratch.", name
+                    "The checkpoint has no state of trainer.%s; it starts from scratch.", name
                 )
 
     def _warn_of_left_out(self, name: str) -> None:
         if name not in self._left_out:
             self._left_out.add(name)
             log.warning(
-                "trainer.%s contains more than tensors, so it is not saved in checkpoints; after "
-                "a resume it starts as the constructor creates it. If it never changes, add its "
-                "name to unsaved_attributes.",
+                "trainer.%s (a frozen module) is not saved in checkpoints, because its state_dict "
+                "has values other than tensors. A resumed run uses the module as the constructor "
+                "creates it. If it never changes, add %r to unsaved_attributes.",
                 name,
+                name.partition(".")[0],
             )
 
     @override
@@ -118,7 +119,9 @@ class AttributeStates(CoreCallback):
         for name in names:
             if name not in vars(trainer):
                 log.warning(
-                    "unsaved_attributes has %r, which is not an attribute of the trainer.", name
+                    "unsaved_attributes contains %r, but the trainer has no such attribute. "
+                    "Correct the name, or remove it.",
+                    name,
                 )
 
     # ---- optimizers that are not saved
@@ -269,11 +272,13 @@ def _load(trainer: Trainer, name: str, part: Any, saved: Mapping[str, Any]) -> N
     except (ValueError, RuntimeError) as error:
         if is_frozen(part):
             log.warning(
-                "Not loaded: the checkpoint's trainer.%s does not fit this one: %s", name, error
+                "The checkpoint's state of trainer.%s does not fit, so it was not loaded: %s",
+                name,
+                error,
             )
             return
         raise CheckpointMismatch(
-            f"the checkpoint's trainer.{name} does not fit this one: {error}"
+            f"the checkpoint's state of trainer.{name} does not fit: {error}"
         ) from None
 
 
@@ -291,18 +296,20 @@ def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
         saves_more = not is_plain or getattr(outer, "_optimizer_state_dict_post_hooks", None)
         if not saves_more and not optimizer.state.keys() <= outer.state.keys():
             log.warning(
-                "%s steps within %s, whose state_dict does not contain its state: the resumed run "
-                "will not reproduce this one, unless a callback saves it. Define state_dict and "
-                "load_state_dict of %s.",
+                "%s steps within %s, but the state_dict of %s does not contain the state of %s. "
+                "A resumed run will not reproduce this one, unless a callback saves that state. "
+                "Define state_dict and load_state_dict of %s.",
                 type(optimizer).__name__,
                 type(outer).__name__,
+                type(outer).__name__,
+                type(optimizer).__name__,
                 type(outer).__name__,
             )
         return
     log.warning(
-        "%s stepped within training_step, but is not an attribute of the trainer or its model: its "
-        "state (of %d parameters) is not saved, so a resumed run will not reproduce this one. Make "
-        "it an attribute in the constructor, such as self.d_optimizer.",
+        "%s steps within training_step, but is not an attribute of the trainer or its model. Its "
+        "state (of %d parameters) is not saved, so a resumed run will not reproduce this one. "
+        "Assign the optimizer to an attribute in the constructor, such as self.d_optimizer.",
         type(optimizer).__name__,
         len(params),
     )

@@ -35,12 +35,12 @@ class BackendCallback(CoreCallback):
             if device is not None:
                 raise ConfigError(
                     f"device ({device!r}) and a Backend object are both given. Remove device: the "
-                    f"object names its own."
+                    f"Backend object has its own."
                 )
         elif backend is not None and not isinstance(backend, Mapping):
             raise ConfigError(
-                f"backend got {backend!r}. Pass a Backend, or a mapping of options with "
-                f"device='cpu'."
+                f"backend must be a Backend object or a dict of options, got {backend!r}. To "
+                f"choose a device, pass device='cpu'."
             )
         if device is not None and not isinstance(device, str):
             raise ConfigError(f"device must be a name such as 'cpu' or 'auto', got {device!r}.")

@@ -235,12 +235,13 @@ class Checkpoint(CoreCallback, Interceptable):
                 )
         elif trainer.is_resuming and (others := checkpointing.list_checkpoints(self.root(trainer))):
             log.warning(
-                "Starting at step 0 although %s contains %d checkpoints with other names, such as "
-                "%s: checkpoint_name is %r.",
+                "Starting at step 0: no checkpoint in %s matches checkpoint.checkpoint_name %r "
+                "(found: %d with other names, such as %s). To resume from one, pass its path as "
+                "ckpt_path.",
                 self.root(trainer),
+                self.checkpoint_name,
                 len(others),
                 others[-1].path.name,
-                self.checkpoint_name,
             )
 
     def _home(self, trainer: Trainer) -> str | None:
@@ -486,8 +487,8 @@ class Checkpoint(CoreCallback, Interceptable):
             checkpointing.note_finished(path)
         except CheckpointError as error:
             log.warning(
-                "%s So this fit is not marked as finished: started again with the same num_steps, "
-                "it trains no further steps. To train further, increase num_steps.",
+                "%s Therefore this fit is not marked as finished, and a new run with the same "
+                "loop.num_steps will take no steps. To train further, increase loop.num_steps.",
                 error,
             )
 
@@ -632,7 +633,7 @@ def _check_kind(ckpt_path: Any) -> None:
     given = repr(ckpt_path) if isinstance(ckpt_path, bool) else f"a {type(ckpt_path).__name__}"
     raise ConfigError(
         f"ckpt_path got {given}. Pass a path, 'last', 'best', or None for the current weights; "
-        f"omit it to use the newest checkpoint of the folder, if there is one."
+        f"omit it to use the newest checkpoint of this run, if there is one."
     )
 
 

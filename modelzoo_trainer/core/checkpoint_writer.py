@@ -242,7 +242,11 @@ def check_states(trainer: Trainer) -> None:
         raise ConfigError(f"checkpoints cannot be written: {error}") from None
     for name, callback in trainer.callbacks.items():
         if hasattr(callback, "state_dict") and not hasattr(callback, "load_state_dict"):
-            log.warning("%s has state_dict, but no load_state_dict: its state is not saved.", name)
+            log.warning(
+                "The callback %s has state_dict, but no load_state_dict, so its state is not "
+                "saved. Define both.",
+                name,
+            )
 
 
 def least_bytes(trainer: Trainer) -> int:

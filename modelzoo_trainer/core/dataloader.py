@@ -389,7 +389,7 @@ class DataLoaderCallback(CoreCallback):
         self.is_pending = False
         num = self.num_batches - self._window.num_batches
         if num and trainer.global_step == self._window_step:
-            log.info("%d batches of an incomplete step will be trained on again.", num)
+            log.info("Batches of an incomplete step that will be trained on again: %d.", num)
             self._go_to(self._window)
 
     @override
@@ -467,7 +467,8 @@ def require_step_boundary(trainer: Trainer) -> None:
         )
     if trainer.data.is_torn:
         raise CheckpointError(
-            f"save_checkpoint: an error or a second Ctrl-C interrupted the step after "
-            f"{trainer.global_step}; a run resumed from here would not reproduce the original one. "
-            f"Load a checkpoint first; the weights are in trainer.model.state_dict()."
+            f"save_checkpoint: an error or a second Ctrl-C interrupted the step after global_step "
+            f"{trainer.global_step}, so a run resumed from here would not reproduce the original "
+            f"one. Load a checkpoint first. To keep only the weights, save "
+            f"trainer.model.state_dict()."
         )

@@ -88,8 +88,8 @@ class Interrupt(CoreCallback):
         self._next_look = math.inf
         if trainer.interrupted == _TIME_IS_UP and trainer.global_step == self._first_step:
             log.warning(
-                "loop.max_time ended before the first step, so a rerun would stop here again. Set "
-                "it to more than the time of a validation."
+                "The time limit loop.max_time was reached before the first step, so a rerun would "
+                "stop here again. Set loop.max_time to more than one validation takes."
             )
 
     def _conclude(self, trainer: Trainer) -> None:
@@ -221,4 +221,9 @@ def _remove(path: Path) -> None:
     try:
         path.unlink()
     except OSError as error:
-        log.warning("%s cannot be removed (%s): the next run will stop immediately.", path, error)
+        log.warning(
+            "The stop file %s cannot be removed (%s), so the next run will stop immediately. "
+            "Remove it first.",
+            path,
+            error,
+        )

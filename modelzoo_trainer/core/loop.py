@@ -343,12 +343,12 @@ class RunSchedule(CoreCallback):
         assert self._origin is not None  # set when a fit starts
         if self._num_steps is not None and self._num_steps != num_steps:
             log.warning(
-                "loop.num_steps is %d, but was %d in the fit that started at step %d and was "
-                "interrupted at step %d: the fit now ends at step %d.",
-                num_steps,
+                "The checkpoint is of a fit with loop.num_steps %d that started at step %d and was "
+                "interrupted at step %d. loop.num_steps is now %d, so the fit ends at step %d.",
                 self._num_steps,
                 self._origin[0],
                 step,
+                num_steps,
                 end,
             )
 

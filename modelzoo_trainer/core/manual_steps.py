@@ -118,9 +118,9 @@ class ManualSteps:
     def _finish(self, trainer: Trainer) -> None:
         if self._num_backward and not any(self._num_steps.values()):
             raise ConfigError(
-                f"{type(trainer).__name__}.training_step called manual_backward but not "
-                f"self.optimizer_step(name). Gradients are cleared after each batch, so they "
-                f"cannot be accumulated this way: use larger batches."
+                f"{type(trainer).__name__}.training_step called manual_backward, but not "
+                f"self.optimizer_step(name). Call both for every batch: gradients are cleared "
+                f"after each batch, so they cannot be accumulated over several."
             )
         trainer.precision.update_scale()
         for optimizer in self.optimizers.values():
@@ -195,10 +195,25 @@ def _checked(trainer: Trainer, returned: Any) -> Outputs:
     loss = outputs.get("loss")
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ConfigError(
-            f"{type(trainer).__name__}.training_step returned {type(returned).__name__}. Return "
-            f"the loss (a tensor with one element), or a dict with it as 'loss'."
+            f"{type(trainer).__name__}.training_step returned no loss with one element (it "
+            f"returned: {_described(returned)}). Return the loss tensor, or a dict with the loss "
+            f"as 'loss'."
         )
     return outputs
+
+
+def _described(returned: Any) -> str:
+    """Return the type of what a `training_step` returned, and its shape or items."""
+    kind = type(returned).__name__
+    if isinstance(returned, Tensor):
+        return f"{kind} of shape {tuple(returned.shape)}"
+    if isinstance(returned, Mapping):
+        items = [
+            f"{key!r}: {_described(value) if key == 'loss' else type(value).__name__}"
+            for key, value in returned.items()
+        ]
+        return f"{kind} with {', '.join(items)}" if items else f"empty {kind}"
+    return "None" if returned is None else kind
 
 
 def metric_suffix(trainer: Trainer, optimizer: Optimizer) -> str | None:
@@ -236,7 +251,7 @@ def check_manual(trainer: Trainer, loop: Any) -> None:
         (f"micro_batch_size is {size}; use None (null)", size is not None),
         ("sparsity is given; remove it", bool(trainer.callbacks["sparsity"].params)),
         (
-            "backend.parallel shards the model over processes; replicate it",
+            "backend.parallel shards the model over processes; set only backend.parallel.replicate",
             trainer.backend.caps.sharded_state,
         ),
     ):

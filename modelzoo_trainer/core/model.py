@@ -144,17 +144,17 @@ def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
     }
     if found and not fitting:
         raise CheckpointMismatch(
-            f"No entry of the checkpoint's model fits this one: the checkpoint has "
+            f"No entry of the checkpoint's model fits the model of this run: the checkpoint has "
             f"{_some(found)}, this run has {_some(own)}. Use the original model, or rename the "
             f"entries in preprocess_checkpoint."
         )
-    for what, names in (
-        ("the checkpoint only", set(found) - set(own)),
-        ("the model only", set(own) - set(found)),
-        ("both, with different shapes", (set(found) & set(own)) - set(fitting)),
+    for why, names in (
+        ("the model has no such entries", set(found) - set(own)),
+        ("the checkpoint has no such entries", set(own) - set(found)),
+        ("the shapes differ", (set(found) & set(own)) - set(fitting)),
     ):
         if names:
-            log.warning("Not loaded, because in %s: %s.", what, ", ".join(sorted(names)))
+            log.warning("Not loaded, because %s: %s.", why, ", ".join(sorted(names)))
     return fitting
 
 
@@ -207,8 +207,8 @@ def set_loss(outputs: Outputs, loss: Tensor | None, owner: type) -> None:
         outputs["loss"] = loss
     elif outputs.get("loss") is not None:
         raise ValueError(
-            f"{owner.__name__}.compute_loss returned None. It must return the loss tensor (the "
-            f"model's own loss if unchanged)."
+            f"{owner.__name__}.compute_loss returned None. Return the loss tensor; to keep the "
+            f"model's own loss, return outputs['loss']."
         )
 
 
@@ -240,14 +240,14 @@ def require_loss(trainer: Trainer, outputs: Outputs) -> None:
     if isinstance(loss, Tensor):
         second = outputs.get("logits")
         is_swapped = isinstance(second, Tensor) and second.numel() == 1
+        if is_swapped:
+            raise ConfigError(
+                f"{name} returned a 'loss' of shape {tuple(loss.shape)} and 'logits' with one "
+                f"element; they seem to be swapped. Return (loss, logits), not (logits, loss)."
+            )
         raise ConfigError(
             f"{name} returned a 'loss' of shape {tuple(loss.shape)}; it must be a tensor with one "
-            + (
-                "element, as the 'logits' are. The loss is the first item of a pair: return "
-                "(loss, logits), not (logits, loss)."
-                if is_swapped
-                else "element. Reduce it, for example with loss.mean()."
-            )
+            f"element. Reduce it, for example with loss.mean()."
         )
     raise ConfigError(
         f"{name} returned a 'loss' of {loss!r}; it must be a tensor with one element."
@@ -288,7 +288,7 @@ def _check_names(
         ]
     if rows:
         raise CheckpointMismatch(
-            "The checkpoint's model does not fit this one:\n"
+            "The checkpoint's model does not fit the model of this run:\n"
             + "\n".join(rows)
             + "\nUse the original configuration, another checkpoint, a new model_dir, or "
             "checkpoint.disable_strict_checkpoint_loading: true."

@@ -260,7 +260,7 @@ def _check(call: Call, model: Module, batch: Batch) -> None:
             _how_to_drop(model, surplus) if surplus else "Choose another call_model, or omit it."
         )
         raise ConfigError(
-            f"call_model is {call!r} for {TEXTS[call]}, but {_name(model)}.forward takes "
+            f"call_model {call!r} means {TEXTS[call]}, but {_name(model)}.forward takes "
             f"{signature}, and this batch is {_described(batch)}. {advice}"
         )
 

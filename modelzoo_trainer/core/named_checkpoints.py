@@ -82,17 +82,22 @@ def best_in(trainer: Trainer, root: Path) -> Path:
         raise CheckpointMismatch(_explain_none(root, metric))
     if metric is None and len(metrics) > 1:
         raise ConfigError(
-            f"ckpt_path: 'best' is ambiguous: {str(root)!r} has best checkpoints by "
-            f"{', '.join(map(repr, metrics))} ({', '.join(one.path.name for one in found)}). Pass "
-            f"a path, or SaveBest(metric=...) among the callbacks."
+            f"ckpt_path: 'best' is ambiguous: {str(root)!r} has best checkpoints by several "
+            f"metrics, {', '.join(map(repr, metrics))} "
+            f"({', '.join(one.path.name for one in found)}). Pass a path, or add "
+            f"SaveBest(metric=...) to the callbacks."
         )
     metric = metric or metrics[0]
     fitting = [one for one in found if one.metric == metric]
     modes = {one.mode or watched.get(metric) for one in fitting}
     if len(fitting) > 1 and (len(modes) > 1 or None in modes):
+        is_known = None not in modes
+        problem = "differ in mode" if is_known else "do not all record the mode"
+        advice = "" if is_known else ", or add SaveBest(metric=..., mode=...) to the callbacks"
         raise ConfigError(
-            f"ckpt_path: 'best' is ambiguous: {str(root)!r} has several checkpoints by {metric!r}, "
-            f"without one direction: {', '.join(one.path.name for one in fitting)}. Pass a path."
+            f"ckpt_path: 'best' is ambiguous: the best checkpoints by {metric!r} in {str(root)!r} "
+            f"{problem} ('min' or 'max'): {', '.join(one.path.name for one in fitting)}. Pass a "
+            f"path{advice}."
         )
     sign = -1.0 if modes == {"max"} else 1.0
     return min(fitting, key=lambda one: sign * one.value).path
@@ -133,7 +138,8 @@ def _explain_none(root: Path, metric: str | None) -> str:
     by = "" if metric is None else f" by {metric!r}"
     return (
         f"ckpt_path: 'best': there is no best checkpoint{by} in {str(root)!r}. Other "
-        f"checkpoints there: {_names_in(root)}. Add the callback SaveBest, or pass a path."
+        f"checkpoints there: {_names_in(root)}. Pass a path; to save best checkpoints, train with "
+        f"the callback SaveBest."
     )
 
 

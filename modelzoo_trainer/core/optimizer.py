@@ -164,7 +164,7 @@ class OptimizerCallback(CoreCallback, Interceptable):
                 if not model_is_built:
                     raise ConfigError(
                         "optimizer is an instance, but model is a function that creates the "
-                        "model, so the optimizer cannot have its parameters. Pass "
+                        "model, so the optimizer cannot have the parameters of that model. Pass "
                         "optimizer=lambda model: ..., or pass the model itself."
                     )
             elif one is not None or isinstance(optimizer, Mapping):
@@ -226,7 +226,7 @@ class OptimizerCallback(CoreCallback, Interceptable):
         if not trainer.has_optimizer:
             raise ConfigError(
                 "fit requires an optimizer, but the trainer has none. Pass Trainer(optimizer=...), "
-                "or trainer.init.optimizer in the YAML file."
+                "or set trainer.init.optimizer in the YAML file."
             )
         if trainer.manual_steps is not None:
             check_manual(trainer, loop)

@@ -80,10 +80,13 @@ class Predicting(CoreCallback):
         if self.is_active:
             raise ConfigError("predict is already running; do not call it from within itself.")
         if type(max_in_memory) is not int or max_in_memory < 0:
-            raise ConfigError(f"max_in_memory must be a number of bytes, got {max_in_memory!r}.")
+            raise ConfigError(
+                f"max_in_memory must be an integer >= 0 (bytes), got {max_in_memory!r}."
+            )
         if not trainer.backend.caps.holds_values:
             raise ConfigError(
-                f"predict needs a device that computes values, got {trainer.backend.name!r}."
+                f"predict cannot run on device {trainer.backend.name!r}, whose tensors have no "
+                f"data. Use a real device, such as cpu."
             )
         comm = trainer.backend.comm
         given = None if output_dir is None else folder_of("output_dir", output_dir).absolute()
@@ -120,9 +123,10 @@ class Predicting(CoreCallback):
         log.info("Predicting with %s.", self._weights(trainer))
         if self._is_untrained(trainer):
             log.warning(
-                "The model has the weights that it was created with: nothing was trained or "
-                "loaded, and %s has no checkpoint.",
-                shown_path(trainer.model_dir),
+                "Predicting with the weights that the model was created with: this trainer has not "
+                "trained or loaded any, and %s has no checkpoint. To use trained weights, call fit "
+                "first, or pass ckpt_path.",
+                shown_path(trainer.checkpoint.root(trainer)),
             )
         self._weight = _weight_of(dataloader)
         _check_order(dataloader, trainer.backend.comm)
@@ -177,7 +181,7 @@ class Predicting(CoreCallback):
         is_complete = trainer.val_is_complete
         if not is_complete:
             log.warning(
-                "predict was stopped: there are predictions for only %d batches.", self._number[0]
+                "predict was stopped. Number of batches with predictions: %d.", self._number[0]
             )
         facts = comm.gather_object((store.is_written, store.names))
         names = _same_names([found for _, found in facts])
@@ -298,7 +302,7 @@ def _same_names(found: list[Any]) -> list[str]:
         raise ConfigError(
             f"The model's outputs differ between processes: "
             f"{'; '.join(sorted({', '.join(one) for one in names}))}. Return the same outputs on "
-            f"all of them."
+            f"all processes."
         )
     return list(names[0]) if names else []
 

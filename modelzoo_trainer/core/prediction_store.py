@@ -79,9 +79,9 @@ class PredictionStore:
         self.names = self.names or tuple(rows)
         if rows.keys() != set(self.names):
             raise ConfigError(
-                f"The model's outputs have changed: batch {number[0]} has {', '.join(rows)}, an "
-                f"earlier one had {', '.join(self.names)}. Return the same outputs for each "
-                f"batch, or select some in compute_predictions."
+                f"The model's outputs differ between batches: batch {number[0]} has "
+                f"{', '.join(rows)}, earlier batches have {', '.join(self.names)}. Return the same "
+                f"outputs for each batch, or select common ones in compute_predictions."
             )
         self._num_held += _size(rows)
         self.held.append((number, rows))

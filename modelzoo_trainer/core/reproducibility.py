@@ -105,8 +105,9 @@ class Reproducibility(CoreCallback):
             trainer.backend.set_rng_state(state[_key_of(trainer.backend)])
             return
         log.warning(
-            "The resumed run may differ: the checkpoint was saved by %d processes, but this run "
-            "has %d. Weights and data continue, but random numbers drawn on the CPU differ.",
+            "The resumed run may differ: the number of processes was %d at the checkpoint and is "
+            "now %d. The weights and the position in the data are restored, but random numbers "
+            "drawn on the CPU differ.",
             num,
             own,
         )

@@ -126,13 +126,18 @@ class FolderLock:
                 f"the lock file {LOCK_NAME} was removed or replaced during this run, and {error}"
             ) from None
         except OSError as error:
-            log.warning("%s cannot be locked again: %s", self._folder, error)
+            log.warning(
+                "The lock of %s cannot be renewed (%s): a second run in this folder would not be "
+                "detected. Do not start one.",
+                self._folder,
+                error,
+            )
             return
         if is_renewed:
             log.warning(
-                "The lock file of %s %r was removed or replaced during the run; it has been "
-                "locked again. If other files were removed too, metrics and logs may be missing; "
-                "another run may also have written there.",
+                "The lock file of %s %r was removed or replaced during the run; the folder is "
+                "locked again. If other files were removed too, metrics and logs may be missing. "
+                "Another run may have written to the folder.",
                 self._setting,
                 self._folder,
             )

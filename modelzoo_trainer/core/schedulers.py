@@ -265,7 +265,8 @@ class SchedulersCallback(CoreCallback, Interceptable):
         if not self._by_name and self._schedulers[None]:
             raise ConfigError(
                 f"The trainer has several optimizers ({', '.join(known)}), so schedulers must be "
-                f"a dict of their names to a scheduler or a list of schedulers."
+                f"a dict with these names as keys, and a scheduler or a list of schedulers as "
+                f"values."
             )
         for name in self._schedulers.keys() - {None}:
             if name not in known:
@@ -282,8 +283,8 @@ class SchedulersCallback(CoreCallback, Interceptable):
         if isinstance(made, ReduceLROnPlateau):
             raise ConfigError(
                 f"{label}: {type(made).__name__} requires a metric at each step, but the trainer "
-                f"calls step() without one. Use another scheduler, or remove it from schedulers, "
-                f"and create it and call its step(metric) in a custom callback."
+                f"calls step() without one. Use another scheduler, or create it in a custom "
+                f"callback that calls its step(metric)."
             )
         return made
 

@@ -76,7 +76,7 @@ class Sparsity(CoreCallback):
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
                 "sparsity does not work with sharded weights (backend.parallel.shard or tensor). "
-                "Use only replicate, or remove sparsity."
+                "Set only backend.parallel.replicate, or remove sparsity."
             )
         named = _named(trainer.model)
         owners: dict[str, int] = {}
@@ -267,7 +267,8 @@ def _warn_of_others(saved: Any, given: dict[str, str]) -> None:
     if others:
         rest = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         log.warning(
-            "sparsity: the masks of %r%s continue under other settings. Saved: %s. Now: %s.",
+            "sparsity: the settings have changed, and the saved masks of %r%s continue with the "
+            "new ones. Checkpoint: %s. Now: %s.",
             others[0],
             rest,
             known[others[0]],

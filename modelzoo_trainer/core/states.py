@@ -55,10 +55,10 @@ def _warn_of_numbers(states: Mapping[str, Any], known: Mapping[str, Any]) -> Non
         )
         if own != before and min(own, before) > 0:
             log.warning(
-                "The checkpoint has state of %d callbacks of class %s, but this run has %d: "
-                "states are assigned in order, the first to the first.",
-                before,
+                "The number of %s callbacks was %d at the checkpoint and is now %d. The states are "
+                "loaded in order: the first state into the first callback.",
                 kind,
+                before,
                 own,
             )
 

@@ -53,8 +53,8 @@ def hint_at_misshapen(trainer: Trainer, shapes: Mapping[str, tuple[int, ...]]) -
     if not shapes or any(map(_reads_outputs, trainer.all_callbacks)):
         return False
     log.info(
-        "Not logged, because of its shape: %s, which the model returned in a validation. A metric "
-        "must be a scalar tensor: check the shapes that it is computed from, or return its mean().",
+        "Not logged, because a metric must be a scalar tensor: %s, which the model returned in a "
+        "validation. Check the shapes that the metric is computed from, or return its mean().",
         ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:_MOST]),
     )
     return True

@@ -236,8 +236,8 @@ class PositionedLoader:
         if length is None or (is_over and (num >= length or num == start.limit)):
             return
         log.warning(
-            "%s yielded %s batches in epoch %d, but its length is %d, from which the number of "
-            "steps of the run was computed. Correct __len__ of its sampler or batch sampler.",
+            "%s yielded %s batches in epoch %d, but its length is %d. The number of steps of the "
+            "run was computed from that length. Correct __len__ of its sampler or batch sampler.",
             self._name,
             num if is_over else f"more than {length}",
             start.epoch + 1,
@@ -338,9 +338,9 @@ def with_options_of(
 def warn_of_num_workers(name: str, before: int, now: int) -> None:
     """Warn that the states of datasets in workers cannot be restored."""
     log.warning(
-        "The resumed run may differ: the checkpoint has the state of %s's dataset in %d workers, "
-        "but this run has %d workers. The dataset starts without a state. Use the same "
-        "num_workers.",
+        "The resumed run may differ: the number of processes that load %s was %d at the checkpoint "
+        "and is now %d, so the state of its dataset is not restored. Use the same num_workers to "
+        "avoid this.",
         name,
         before,
         now,
@@ -351,8 +351,8 @@ def warn_of_earlier_state(name: str) -> None:
     """Warn that the checkpoint has a state of torchdata's loader, which is no longer used."""
     log.warning(
         "The resumed run may differ: the checkpoint was saved by an earlier version of the "
-        "trainer, with the data order of %s, which cannot be used. The epoch continues at the same "
-        "batch, in another order.",
+        "trainer, whose data order of %s cannot be restored. The epoch continues at the same batch "
+        "number, but in another order.",
         name,
     )
 

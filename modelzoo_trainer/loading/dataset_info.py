@@ -104,9 +104,9 @@ def warn_of_new_layout(
         )
     if skipped:
         log.warning(
-            "The checkpoint was saved with %d data shards, this run has %d, so batches have "
-            "new numbers, and the %d batches to skip are trained on. Use the same number of "
-            "processes to skip them.",
+            "The checkpoint was saved with %d data shards, this run has %d, so batch numbers have "
+            "changed: the %d batches that the checkpoint excludes will be trained on. Use the same "
+            "number of processes to skip them.",
             was,
             num,
             len(skipped),
@@ -114,7 +114,7 @@ def warn_of_new_layout(
     if loses_state:
         log.warning(
             "The resumed run may differ: the checkpoint has a train_dataloader state for each of "
-            "%d data shards, but this run has %d. The loader starts without a state. Use the same "
+            "%d data shards, but this run has %d, so the state is not restored. Use the same "
             "number of processes to avoid this.",
             was,
             num,

@@ -213,8 +213,8 @@ def warn_of_change(loader: Any, names: str, loader_name: str) -> None:
         state = "keep them in the dataset, with state_dict() and load_state_dict()"
     log.warning(
         "A resumed run may differ: loading a batch changed attributes of the %s: %s. If samples "
-        "depend on them, draw random numbers from random, numpy.random or torch, which are seeded "
-        "for each batch; or %s.",
+        "depend on these attributes, either draw all random numbers from random, numpy.random or "
+        "torch (the trainer seeds them for each batch), or %s.",
         " and the ".join(whose),
         names,
         state,

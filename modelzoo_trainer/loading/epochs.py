@@ -83,10 +83,10 @@ def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
             found = list(loaders)
         elif any(map(_may_be_loader, loaders)):
             raise ConfigError(
-                f"{name} is ambiguous: a {type(loaders).__name__} of lists of tuples, lists or "
-                f"dicts may be one dataloader whose batches are lists, or several lists of "
-                f"batches. For one dataloader, pass lambda: batches; for several, [lambda: first, "
-                f"lambda: second]."
+                f"{name} is ambiguous: the items of this {type(loaders).__name__} are lists of "
+                f"tuples, lists or dicts, so each item may be a batch or a dataloader. If they are "
+                f"the batches of one dataloader, pass lambda: batches; if they are several "
+                f"dataloaders, pass [lambda: first, lambda: second]."
             )
     for loader in found:
         _refuse_module(loader, name)
@@ -106,7 +106,7 @@ def one_loader(loader: Loader, name: str) -> Iterable[Batch]:
         if found and found[0] is not loader:
             raise ConfigError(
                 f"{name} got a {type(loader).__name__} of {len(found)} dataloaders, but takes "
-                f"only one. Call the method once for each."
+                f"only one. Call the method once for each dataloader."
             )
     return resolve_loader(loader, name)
 

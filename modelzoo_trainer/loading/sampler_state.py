@@ -100,7 +100,9 @@ class SamplerState:
             self._checksums[number + 1] = checksum
         if self._expected and self._expected.pop(number + 1, checksum) != checksum:
             self._expected.clear()
-            self._warn("yields other indices each time it is iterated, with the same attributes")
+            self._warn(
+                "yields other indices each time it is iterated, although no attribute changes"
+            )
         if self._saved is not None and self._saved[0] == number + 1:
             is_equal, self._saved = self._saved[1] == checksum, None
             if not is_equal:
@@ -108,8 +110,8 @@ class SamplerState:
 
     def _warn(self, what: str) -> None:
         log.warning(
-            "A resumed run may differ: the sampler of %s (%s) %s. Resumed in the middle of an "
-            "epoch, it would repeat some samples and skip others. Draw from a generator whose "
+            "A resumed run may differ: the sampler of %s (%s) %s. A run resumed in the middle of "
+            "an epoch would repeat some samples and skip others. Draw from a generator whose "
             "seed is an attribute of the sampler; or implement set_epoch(epoch), or state_dict() "
             "and load_state_dict().",
             self._name,

@@ -66,8 +66,8 @@ def split_of(loader: Any, shard: tuple[int, int], name: str) -> Split | None:
     if is_global:
         raise ConfigError(
             f"{name} ({type(loader).__name__}) has is_global_batch set, but its batches cannot be "
-            f"divided by {shard[1]} processes: that requires a torch DataLoader over a map-style "
-            f"dataset without a DistributedSampler, or over a ShardedStream. Remove "
+            f"divided among {shard[1]} processes. That requires a torch DataLoader over a "
+            f"map-style dataset without a DistributedSampler, or over a ShardedStream. Remove "
             f"is_global_batch."
         )
     return None

@@ -226,9 +226,9 @@ class TrainData:
                 self._split = split_of(self.loader, self.shard, self._name)
             elif restores and type(self._source) is Source:
                 raise ConfigError(
-                    f"train_dataloader is an iterator that has already yielded batch "
-                    f"{position.batch_idx} of epoch {position.epoch + 1}, which is the first one "
-                    f"this run needs. Pass a function that creates the iterator."
+                    f"The run continues with batch {position.batch_idx} of epoch "
+                    f"{position.epoch + 1}, but train_dataloader is an iterator that has already "
+                    f"yielded it. Pass a function that creates the iterator."
                 )
         if self._source is None:
             self._source = make_source(self.loader, self._split, self._exchange, self._name)

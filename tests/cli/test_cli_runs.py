@@ -114,7 +114,7 @@ def test_what_fits_is_loaded_if_the_check_is_not_strict(run, caplog):
     assert run(*other, *wider) == 1
     with caplog.at_level("WARNING", "modelzoo_trainer"):
         assert run(*other, *wider, "--disable_strict_checkpoint_loading") == 0
-    assert "with different shapes: layers.2.bias, layers.2" in caplog.text
+    assert "the shapes differ: layers.2.bias, layers.2" in caplog.text
 
 
 @pytest.mark.parametrize(

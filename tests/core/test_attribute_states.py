@@ -229,7 +229,7 @@ def test_unsaved_attributes_are_names_of_attributes(tmp_path, caplog) -> None:
     with pytest.raises(ConfigError, match=r".*\('critic',\)"):
         run(Text, tmp_path / "text", 1)
     run(Misspelt, tmp_path / "misspelt", 1)
-    assert "unsaved_attributes has 'critik'" in caplog.text
+    assert "unsaved_attributes contains 'critik'" in caplog.text
 
 
 def test_what_is_not_saved_is_trained_all_the_same(tmp_path, caplog) -> None:
@@ -292,7 +292,7 @@ def test_an_optimizer_that_nobody_saves_is_reported_once(tmp_path, caplog) -> No
         trainer.fit(BATCHES)
         trainer.fit(BATCHES)
     [warning] = warnings_in(caplog)
-    assert warning.startswith("Adam stepped within training_step")
+    assert warning.startswith("Adam steps within training_step")
     assert "4 parameters" in warning
 
 
@@ -357,7 +357,7 @@ def test_an_optimizer_inside_the_trainers_own_whose_state_is_lost_is_reported(
 ) -> None:
     trainer_of(optimizer=lambda model: Outer(list(model.parameters()))).fit(BATCHES)
     [warning] = warnings_in(caplog)
-    assert warning.startswith("Adam steps within Outer, whose state_dict does not")
+    assert warning.startswith("Adam steps within Outer, but the state_dict of Outer does not")
 
 
 def test_steps_are_watched_in_the_beginning_alone(trainer_of) -> None:

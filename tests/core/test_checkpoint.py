@@ -561,7 +561,7 @@ def test_a_model_that_does_not_fit_is_shown_as_a_table(trainer_of, tmp_path) -> 
     run(trainer_of)
     trainer = trainer_of(model=Larger)
     with pytest.raises(
-        CheckpointMismatch, match=r"(?s)does not fit this one:\n  missing +more"
+        CheckpointMismatch, match=r"(?s)does not fit the model of this run:\n  missing +more"
     ) as caught:
         trainer.load_checkpoint(tmp_path / "run" / "checkpoint_4")
     assert any("checkpoint_4" in note for note in caught.value.__notes__)
@@ -593,7 +593,7 @@ def test_another_number_of_callbacks_of_a_class_is_told(trainer_of, tmp_path, ca
 
     run(trainer_of, Counts(), Counts(), num=4)
     run(trainer_of, Counts(), Counts(), Counts())
-    assert "has state of 2 callbacks of class Counts, but this run has 3" in caplog.text
+    assert "number of Counts callbacks was 2 at the checkpoint and is now 3" in caplog.text
 
 
 def test_one_object_serves_two_trainers_one_after_the_other(trainer_of, tmp_path) -> None:

@@ -129,13 +129,14 @@ def test_checkpoints_of_other_names_are_told_when_a_run_begins(
 ) -> None:
     folder = tmp_path / "run"
     fit(trainer_of, folder, folder)
-    assert "checkpoint_name is" not in caplog.text
+    assert "checkpoint_name" not in caplog.text
     checkpoint = Checkpoint(steps=2, checkpoint_name="ck_{step}")
     trainer_of(model_dir=folder, checkpoint=checkpoint, max_steps=2).fit(tiny_batches(10))
-    told = [line for line in caplog.messages if "checkpoint_name is" in line]
+    told = [line for line in caplog.messages if "checkpoint_name" in line]
     assert told == [
-        f"Starting at step 0 although {folder} contains 2 checkpoints with other names, such as "
-        f"checkpoint_4: checkpoint_name is 'ck_{{step}}'."
+        f"Starting at step 0: no checkpoint in {folder} matches checkpoint.checkpoint_name "
+        f"'ck_{{step}}' (found: 2 with other names, such as checkpoint_4). To resume from one, "
+        f"pass its path as ckpt_path."
     ]
 
 

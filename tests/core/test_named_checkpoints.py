@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
 import torch
 
-from modelzoo_trainer import Checkpoint, CheckpointError, ConfigError, TrainingLoop
+from modelzoo_trainer import (
+    Checkpoint,
+    CheckpointError,
+    ConfigError,
+    TrainingLoop,
+    checkpointing,
+)
 from modelzoo_trainer.callbacks import SaveBest
 from tests.callbacks.test_save_best import Score
 from tests.doubles import tiny_batches
@@ -88,8 +95,23 @@ def test_several_metrics_require_a_choice(trainer_of, tmp_path) -> None:
     worst = third.best[0]["step"]
     assert loaded(trainer_of, tmp_path, "best", SaveBest("validate_0/loss", "max")) == worst
     trained(trainer_of, tmp_path / "b", [2.0, 1.0, 3.0], SaveBest("score"), other)
-    with pytest.raises(ConfigError, match=r"without one direction: .*top_3"):
+    with pytest.raises(ConfigError, match=r"differ in mode .*top_3"):
         loaded(trainer_of, tmp_path / "b", "best")
+
+
+def test_an_unknown_mode_is_given_by_a_callback(trainer_of, tmp_path, monkeypatch) -> None:
+    trained(trainer_of, tmp_path, [2.0, 1.0, 3.0], SaveBest("score", "max", k=2))
+    read = checkpointing.read_manifest
+
+    def without_mode(path):  # as written by an earlier version
+        manifest = read(path)
+        facts = {name: fact for name, fact in manifest.facts.items() if name != "mode"}
+        return dataclasses.replace(manifest, facts=facts)
+
+    monkeypatch.setattr(checkpointing, "read_manifest", without_mode)
+    with pytest.raises(ConfigError, match=r"record the mode.*SaveBest\(metric=..., mode=...\)"):
+        loaded(trainer_of, tmp_path, "best")
+    assert loaded(trainer_of, tmp_path, "best", SaveBest("score", "max")) == 3
 
 
 def test_validate_all_takes_the_names_among_paths(trainer_of, tmp_path) -> None:

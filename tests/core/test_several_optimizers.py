@@ -451,7 +451,7 @@ def test_callbacks_that_need_one_optimizer_are_refused(tmp_path, callback, words
         ({"kind": Trainer}, r"critic.*Subclass Trainer and override training_step"),
         ({"grad_accum_steps": 2}, "grad_accum_steps is 2"),
         ({"sparsity": 0.5}, "sparsity"),
-        ({"schedulers": lambda optimizer: StepLR(optimizer, 2)}, "dict of their names"),
+        ({"schedulers": lambda optimizer: StepLR(optimizer, 2)}, "dict with these names"),
         ({"schedulers": {"makr": None}}, "'makr'.*Did you mean 'maker'"),
         ({"schedulers": {"maker": StepLR}}, r"schedulers\['maker'\]\[0\] is the class StepLR"),
         ({"optimizer": {"maker": BOTH["maker"]}}, "A dict of optimizers .* has 1"),
@@ -488,9 +488,18 @@ def returning(value: Any) -> type[Trainer]:
     return type("Returns", (Adversaries,), {"training_step": lambda self, batch: value})
 
 
-@pytest.mark.parametrize("value", [None, {}, {"loss": 3.0}, torch.ones(3)])
-def test_a_step_returns_the_loss_to_log(tmp_path, value) -> None:
-    with pytest.raises(ConfigError, match=r"Returns\.training_step returned.*'loss'"):
+@pytest.mark.parametrize(
+    ("value", "described"),
+    [
+        (None, "None"),
+        ({}, "empty dict"),
+        ({"loss": 3.0, "x": 1}, "dict with 'loss': float, 'x': int"),
+        ({"loss": torch.ones(2)}, r"'loss': Tensor of shape \(2,\)"),
+        (torch.ones(3), r"Tensor of shape \(3,\)"),
+    ],
+)
+def test_a_step_returns_the_loss_to_log(tmp_path, value, described) -> None:
+    with pytest.raises(ConfigError, match=rf"Returns\.training_step.*{described}.*as 'loss'"):
         run(tmp_path, kind=returning(value))
 
 
@@ -501,7 +510,7 @@ def test_gradients_that_nobody_uses_are_reported(tmp_path) -> None:
             self.manual_backward(loss)
             return loss
 
-    with pytest.raises(ConfigError, match=r"manual_backward but not .*optimizer_step"):
+    with pytest.raises(ConfigError, match=r"manual_backward, but not .*optimizer_step"):
         run(tmp_path, kind=Accumulates)
 
 

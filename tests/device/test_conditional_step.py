@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.lr_scheduler import StepLR
 
 from backends import Backend, BackendError
+from backends.conditional_step import ConditionalSteps
 from modelzoo_trainer.optim import OPTIMIZERS
 
 Make = Callable[..., Backend]
@@ -128,6 +130,31 @@ def test_an_optimizer_that_counts_on_the_host_says_what_it_costs(
         masked_run(open_backend("fake"), "AdamW", {})
     [message] = [record.getMessage() for record in caplog.records]
     assert message.startswith("Adafactor counts its steps on the CPU")
+    assert "capturable" not in message  # it has no such option
+
+
+def cuda_steps(optimizer_of: Callable[..., torch.optim.Optimizer], **settings: Any) -> int:
+    """Return how many of three steps wait for the device, which is a CUDA device without data."""
+    with FakeTensorMode():
+        param = nn.Parameter(torch.empty(3, device="cuda"))
+        optimizer = optimizer_of([param], **settings)
+        steps = ConditionalSteps(lambda keep: True)
+        for _ in range(3):
+            param.grad = torch.empty(3, device="cuda")
+            steps.step(optimizer, torch.empty((), dtype=torch.bool, device="cuda"))
+    return steps.num_looks
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop])
+def test_capturable_is_recommended_where_it_avoids_the_wait(
+    caplog: pytest.LogCaptureFixture, kind: type[torch.optim.Optimizer]
+) -> None:
+    with caplog.at_level(logging.INFO, logger="modelzoo_trainer.backends.masking"):
+        assert cuda_steps(kind, lr=0.1) == 3
+        [message] = [record.getMessage() for record in caplog.records]
+        assert "capturable=True" in message
+        assert cuda_steps(kind, lr=0.1, capturable=True) == 1
+    assert len(caplog.records) == 1
 
 
 def test_an_optimizer_that_counts_in_its_groups_is_decided_on_the_host(open_backend: Make) -> None:

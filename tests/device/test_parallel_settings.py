@@ -110,7 +110,7 @@ SHARD = {"parallel": {"shard": 2}}
         ),
         (
             {"parallel": {"shard": -1, "tensor": -1}},
-            "backend.parallel: shard and tensor are both -1",
+            "backend.parallel: shard and tensor are -1",
         ),
         (
             SHARD | {"sharding": {"meta_int": True}},
@@ -126,7 +126,8 @@ SHARD = {"parallel": {"shard": 2}}
         ),
         (
             SHARD | {"sharding": {"param_dtype": "bfloat"}},
-            "backend.sharding.param_dtype: 'bfloat' is not a dtype here. Did you mean 'bfloat16'?",
+            "backend.sharding.param_dtype: expected a floating-point dtype, got 'bfloat'. "
+            "Did you mean 'bfloat16'?",
         ),
         (
             {"sharding": {"param_dtype": "bfloat16"}},

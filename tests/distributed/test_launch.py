@@ -47,13 +47,13 @@ def test_another_launcher_sets_the_least() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"MASTER_PORT": ""}, "RANK and WORLD_SIZE set in the environment, but not MASTER_PORT"),
-        ({"RANK": ""}, "WORLD_SIZE set in the environment, but not RANK"),
+        ({"MASTER_PORT": ""}, "RANK and WORLD_SIZE are set in the .*, but not MASTER_PORT"),
+        ({"RANK": ""}, "WORLD_SIZE is set in the environment, but not RANK"),
         ({"RANK": "two"}, "RANK: expected an integer .* got 'two'"),
         ({"RANK": "4"}, "RANK: .* from 0 to 3, got 4"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE: .* >= 1, got 0"),
         ({"WORLD_SIZE": "1"}, "RANK: .* from 0 to 0, got 1"),
-        ({"LOCAL_RANK": ""}, "LOCAL_RANK is not set, but WORLD_SIZE is 4: .*torchrun"),
+        ({"LOCAL_RANK": ""}, "WORLD_SIZE is 4, but LOCAL_RANK is not set.*torchrun"),
         ({"LOCAL_RANK": "4"}, "LOCAL_RANK is 4, LOCAL_WORLD_SIZE 4 and WORLD_SIZE 4"),
         ({"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE 8 and WORLD_SIZE 4"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT: .* from 1 to 65535, got 70000"),

@@ -148,7 +148,7 @@ def test_where_no_name_server_answers_a_store_is_waited_for(monkeypatch, caplog)
     assert found is not None
     assert found.get("word") == b"hello"
     [line] = caplog.messages
-    assert line.startswith("No DNS server answers within 0 s for 127.0.0.1")
+    assert line.startswith("A DNS lookup of 127.0.0.1 takes 0 s")
 
 
 # ---- where it listens

@@ -184,7 +184,7 @@ def test_an_environment_that_is_not_complete_is_refused(tmp_path) -> None:
     words = command(tmp_path / "run")
     with Workers(tmp_path / "w", words, environ=lambda rank: {"WORLD_SIZE": None}) as workers:
         assert workers.codes() == [WRONG_USE] * 2
-    assert workers.said_by(0).startswith("RANK set in the environment, but not WORLD_SIZE: ")
+    assert workers.said_by(0).startswith("RANK is set in the environment, but not WORLD_SIZE. ")
     assert nothing_was_written(tmp_path / "run")
 
 

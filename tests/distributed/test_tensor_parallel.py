@@ -156,7 +156,7 @@ def test_what_cannot_be_split_is_refused() -> None:
         ("backend.parallel.tensor is 2", "0 has 3 outputs"),
         ("backend.parallel.tensor is 2", "0 has 3 inputs"),
         ("backend.parallel.tensor is 2", "0 has 3 columns"),
-        ("is 2", "32 outputs of layers.0.attention.q_proj", "1 heads of 32"),
+        ("is 2", "heads of layers.0.attention.q_proj is 1 (32 outputs, 32 per head)"),
     ]
     messages = run_ranks(2, refusals)[0]
     for message, expected in zip(messages, facts, strict=True):

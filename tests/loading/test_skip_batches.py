@@ -244,7 +244,7 @@ def test_workers_end_when_the_run_is_taken_back(trainer_of) -> None:
 
 def test_an_iterator_cannot_go_back(trainer_of) -> None:
     trainer = trainer_of(Dislike(2.0), model=Scale, checkpoint=Checkpoint(steps=1), max_steps=4)
-    with pytest.raises(ConfigError, match=r"^train_dataloader is an iterator.* batch 2 of "):
+    with pytest.raises(ConfigError, match=r" batch 2 of .* train_dataloader is an iterator"):
         trainer.fit(iter(constant_batches(0, 1, 2, 3, 4, 5)))
 
 

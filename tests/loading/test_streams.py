@@ -176,7 +176,7 @@ def test_a_state_of_other_workers_is_not_used_and_said(caplog) -> None:
     start = start_of(batch_idx=2, restores=True, loader_state=state)
     assert values(source, start)[0] == [8.0, 9.0, 10.0, 11.0]
     [said, more] = [record.getMessage() for record in caplog.records]
-    assert "in 2 workers, but this run has 1" in said
+    assert "was 2 at the checkpoint and is now 1" in said
     assert "2 batches are loaded and dropped" in more
 
 

@@ -64,5 +64,5 @@ def test_it_goes_on_with_the_same_weights_and_data_and_says_what_is_not_exact(
         assert told(folder)[-2] == told(tmp_path / "whole")[-2]
     else:
         assert said.count("resumed run may differ") == 1
-        assert f"was saved by {before} processes, but this run has {after}" in said
+        assert f"was {before} at the checkpoint and is now {after}" in said
     count(trials=1, unequal=int(begin[2] != digest))

@@ -143,10 +143,10 @@ def test_masks_continue_under_another_algorithm_and_that_is_reported(make, batch
     trainer = make(RigL(0.5, update={"steps": [9]}), max_steps=5)
     trainer.fit(batches, ckpt_path=sparse)
     assert same(masks(trainer), load(sparse)["sparsity"]["masks"])
-    (told,) = [record.message for record in caplog.records if "other settings" in record.message]
+    (told,) = [record.message for record in caplog.records if "saved masks" in record.message]
     assert told.startswith(
-        "sparsity: the masks of 'body.weight' (and 1 more) continue under other settings. Saved: "
-        "Static(fraction=Constant(value=0.5), updates=None, "
+        "sparsity: the settings have changed, and the saved masks of 'body.weight' (and 1 more) "
+        "continue with the new ones. Checkpoint: Static(fraction=Constant(value=0.5), updates="
     )
     assert ". Now: RigL(drop_fraction=Constant(value=0.3), fraction=Constant(" in told
     assert "updates=UpdateAt(steps=[9])" in told
