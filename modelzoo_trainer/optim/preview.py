@@ -66,8 +66,16 @@ def unused_rate_hint(schedule: Scheduler, given: float) -> Iterator[str]:
     if schedule.param_group_key != "lr" or schedule.param_group_tags is not None:
         return
     values = [value_at(schedule, step, 0) for step in (0, *turns(schedule))]
+    values += _own_numbers(schedule)
     if not any(math.isclose(given, value, rel_tol=1e-6) for value in values):
         yield f"the optimizer's learning rate of {given:.4g} has no effect: the schedule sets it"
+
+
+def _own_numbers(schedule: Scheduler) -> list[float]:
+    """Return the arguments of a schedule and its members that are floats."""
+    members: list[Scheduler] = getattr(schedule, "members", [])
+    own = [value for value in vars(schedule).values() if isinstance(value, float)]
+    return own + [value for member in members for value in _own_numbers(member)]
 
 
 def _stays(schedule: Scheduler, total: int, end: int, first: int) -> bool:

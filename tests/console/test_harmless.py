@@ -136,7 +136,11 @@ def test_a_schedule_whose_preview_raises_has_no_hint(trainer_of, messages):
     def schedule(optimizer):
         return LambdaLR(optimizer, initial_learning_rate=0.1, lr_lambda=of)
 
-    trainer_of(schedulers=[schedule], loop=TrainingLoop(max_steps=2)).fit(tiny_batches(2))
+    trainer_of(
+        schedulers=[schedule],
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(max_steps=2),
+    ).fit(tiny_batches(2))
     assert labels(messages()[0]) == ROWS
 
 
