@@ -74,9 +74,12 @@ def joint_grad_norm(parameters: Sequence[Tensor], device: torch.device) -> Tenso
 
 def part_norms(parts: list[Tensor]) -> list[Tensor]:
     """Return the 2-norm of each tensor, in float32 or wider: half precision would overflow."""
-    if all(part.dtype is torch.float32 for part in parts):
+    if {part.dtype for part in parts} <= _SINGLE:
         return list(torch._foreach_norm(parts))
     return [torch.linalg.vector_norm(part.to(_wide(part))) for part in parts]
+
+
+_SINGLE = frozenset({torch.float32})
 
 
 def _wide(part: Tensor) -> torch.dtype:

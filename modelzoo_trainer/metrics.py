@@ -106,8 +106,13 @@ class MetricLog:
                 if trainer.rehearses and trainer.should_run_optimizer_step:
                     trainer.backend.hold(metrics.values())
                 return
-            is_plain = not self._name_scopes and step is None and dest is None
-            if is_plain and log.in_batch and log.collected.keys().isdisjoint(metrics):
+            if (
+                log.in_batch
+                and not self._name_scopes
+                and step is None
+                and dest is None
+                and log.collected.keys().isdisjoint(metrics)
+            ):
                 log.collected.update(metrics)
                 return
         if self._name_scopes:

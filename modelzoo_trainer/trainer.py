@@ -48,7 +48,7 @@ from modelzoo_trainer.core.dataloader import NOTHING, require_step_boundary
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.loop import ends_stage, require_training_loop, validation_loop_of
 from modelzoo_trainer.core.manual_steps import ManualSteps
-from modelzoo_trainer.core.model import ModelFactory, require_loss, set_loss, to_outputs
+from modelzoo_trainer.core.model import ModelFactory, refuse_lost_loss, require_loss, to_outputs
 from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.core.named_checkpoints import paths_of
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
@@ -413,7 +413,11 @@ class Trainer(InterceptableMethods):
             outputs = named_outputs(self.compute_predictions(named_outputs(raw), batch))
         else:
             outputs = to_outputs(raw)
-            set_loss(outputs, self.compute_loss(outputs, batch), type(self))
+            loss = self.compute_loss(outputs, batch)
+            if loss is None:
+                refuse_lost_loss(outputs, type(self))
+            else:
+                outputs["loss"] = loss
         self.hooks.on_after_forward(self, self.model, outputs, batch)
         return outputs
 

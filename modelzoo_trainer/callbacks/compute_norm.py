@@ -20,7 +20,7 @@ from modelzoo_trainer.core.precision import parameters_of
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
-_Found = tuple[str, list[int], Sequence[Tensor]]  # suffix of the names, places of gradients, norms
+_Found = tuple[list[int], Sequence[Tensor]]  # places of gradients; norms of parameters, gradients
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 
 
@@ -45,7 +45,9 @@ class ComputeNorm(Callback):
     def __init__(self) -> None:
         self._params: list[Tensor] = []
         self._layers: dict[int, int] = {}
-        self._found: list[_Found] = []
+        self._all_places: list[int] = []
+        self._found: dict[str, _Found] = {}
+        """By the suffix of the names."""
 
     @override
     def on_train_start(
@@ -58,7 +60,8 @@ class ComputeNorm(Callback):
     ) -> None:
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         self._params = [param for _, param in named]
-        self._found = []
+        self._all_places = list(range(len(named)))
+        self._found = {}
         found = [_LAYER.search(name) for name, _ in named]
         self._layers = {idx: int(match[1]) for idx, match in enumerate(found) if match}
 
@@ -70,26 +73,30 @@ class ComputeNorm(Callback):
         suffix = metric_suffix(trainer, optimizer)
         if suffix is None:
             return
-        own = range(len(self._params)) if not suffix else self._places_of(optimizer)
-        params = self._params if not suffix else [self._params[idx] for idx in own]
-        grads = [param.grad for param in params]
-        found = [grad for grad in grads if grad is not None]
-        places = [idx for idx, grad in zip(own, grads, strict=True) if grad is not None]
-        dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in found]
-        norms = trainer.backend.norms.tensor_norms([*params, *dense])
-        others = [one for one in self._found if suffix and one[0] != suffix]
-        self._found = [*others, (suffix, places, norms)]
+        params, places = self._params, self._all_places
+        if suffix:
+            places = self._places_of(optimizer)
+            params = [self._params[idx] for idx in places]
+        grads: list[Tensor] = []
+        found: list[int] = []
+        for idx, param in zip(places, params, strict=True):
+            grad = param.grad
+            if grad is not None:
+                found.append(idx)
+                grads.append(grad.coalesce().values() if grad.is_sparse else grad)
+        norms = trainer.backend.norms.tensor_norms([*params, *grads])
+        self._found[suffix] = found, norms
 
     def _places_of(self, optimizer: Optimizer) -> list[int]:
         own = {id(param) for param in parameters_of(optimizer)}
-        return [idx for idx, param in enumerate(self._params) if id(param) in own]
+        return [idx for idx in self._all_places if id(self._params[idx]) in own]
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
-        found, self._found = self._found, []
-        for suffix, places, norms in found:
+        found, self._found = self._found, {}
+        for suffix, (places, norms) in found.items():
             if not norms:
                 continue
             if trainer.backend.reads_at_once:

@@ -336,27 +336,30 @@ class DurationProfiler(TrainingProfiler):
 
     def _log(self, trainer: Trainer) -> None:
         schedule, step = trainer.schedule, trainer.global_step
+        step_s = self._step_s()
         metrics: dict[str, float] = {}
         stage_end = schedule.likely_stage_end
         if not math.isinf(stage_end):
-            metrics["loop_time_remaining"] = self._training_s(trainer, max(stage_end, step))
+            metrics["loop_time_remaining"] = self._training_s(trainer, max(stage_end, step), step_s)
         num_stages = schedule.num_stages_left(step)
         if num_stages is not None:
             num_validations = num_stages if schedule.validates else 0
             metrics["time_remaining"] = (
-                self._training_s(trainer, schedule.end_step, is_whole=True)
+                self._training_s(trainer, schedule.end_step, step_s, is_whole=True)
                 + num_validations * self._validations.value
             )
         trainer.log_metrics_dict(metrics)
 
-    def _training_s(self, trainer: Trainer, end: float, *, is_whole: bool = False) -> float:
+    def _training_s(
+        self, trainer: Trainer, end: float, step_s: float, *, is_whole: bool = False
+    ) -> float:
         """Return the seconds of the steps and checkpoints from now until a step."""
         step, every = trainer.global_step, trainer.checkpoint.times.steps
         num_checkpoints = 0
         if every is not None:
             num_checkpoints = int(end // every) - (step - 1) // every
             num_checkpoints += is_whole and end % every != 0  # the final one
-        return (end - step) * self._step_s() + num_checkpoints * self._checkpoints.value
+        return (end - step) * step_s + num_checkpoints * self._checkpoints.value
 
 
 class Mean:

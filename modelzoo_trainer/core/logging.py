@@ -333,10 +333,9 @@ class Logging(CoreCallback):
         before = trainer.metric_log.deliver_now(True)
         try:
             if trainer.backend.comm.is_main:
+                removed = self.removed_destinations
                 for logger in trainer.loggers:
-                    if not self.removed_destinations or (
-                        logger.name not in self.removed_destinations
-                    ):
+                    if not removed or logger.name not in removed:
                         self._guarded(logger, logger.log_metrics, metrics, step)
             trainer.hooks.on_metrics(trainer, metrics, step)
         finally:

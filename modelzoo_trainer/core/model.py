@@ -197,15 +197,9 @@ def to_outputs(raw: Any) -> Outputs:
     )
 
 
-def set_loss(outputs: Outputs, loss: Tensor | None, owner: type) -> None:
-    """Add the loss returned by `compute_loss` to the outputs.
-
-    Raises:
-        ValueError: If it returned None although the model has a loss.
-    """
-    if loss is not None:
-        outputs["loss"] = loss
-    elif outputs.get("loss") is not None:
+def refuse_lost_loss(outputs: Outputs, owner: type) -> None:
+    """Raise a `ValueError` if `compute_loss` returned None although the model has a loss."""
+    if outputs.get("loss") is not None:
         raise ValueError(
             f"{owner.__name__}.compute_loss returned None. Return the loss tensor; to keep the "
             f"model's own loss, return outputs['loss']."

@@ -54,12 +54,11 @@ class _Record:
         self.misshapen: dict[str, tuple[int, ...]] = {}
         """The shapes of those that are not scalars."""
 
-    def note(self, metrics: Metrics, step: int, given: dict[str, str]) -> None:
-        """Record metrics; `given`: directions set by callbacks."""
-        last = self.last
-        num = len(last)
-        last.update(metrics)
-        if len(last) != num:  # new names
+    def note_best(
+        self, metrics: Metrics, step: int, given: dict[str, str], *, has_new: bool
+    ) -> None:
+        """Record the best metrics; `given`: directions set by callbacks; `has_new`: new names."""
+        if has_new:
             self._find_modes(metrics, given)
         for name, mode in self.modes.items():
             if name in metrics:
@@ -202,7 +201,11 @@ class Summary(CoreCallback):
     @override
     def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         for record in self._open:
-            record.note(metrics, step, self._given)
+            last = record.last
+            num = len(last)
+            last.update(metrics)
+            if record.modes or len(last) != num:
+                record.note_best(metrics, step, self._given, has_new=len(last) != num)
         if trainer.progress == "none" and trainer.backend.comm.is_main:
             is_of_training = trainer.is_fitting and "loss" in metrics
             if not is_of_training:  # no console logs the results of validations

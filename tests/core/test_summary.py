@@ -255,6 +255,6 @@ def test_best_values_of_steps_that_are_taken_back_do_not_count(trainer_of) -> No
 
     record = _Record("fit")
     for step, value in ((1, 3.0), (2, 2.0), (3, 1.0)):
-        record.note({"validate_0/loss": value}, step, {})
+        record.note_best({"validate_0/loss": value}, step, {}, has_new=step == 1)
     record.go_back_to(2)
     assert record.bests["validate_0/loss"][-1] == Best(2.0, 2)
