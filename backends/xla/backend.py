@@ -365,8 +365,8 @@ class XlaBackend(Backend):
     def _fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if tensors and self.in_step:
             raise HostReadError(
-                "Values were requested inside a step (flush, host_state, a checkpoint). Request "
-                "them after the step, in on_train_batch_end or on_step_boundary."
+                "Values of tensors were requested (by flush, host_state or a checkpoint) inside a "
+                "step. Request them after the step, in on_train_batch_end or on_step_boundary."
             )
         return self._runtime.fetch(tensors)
 

@@ -271,8 +271,8 @@ class InterceptableMethods:
         if added.method.event == INIT:
             raise ConfigError(
                 f"{added.label}: added too late, because the object already exists. Add the pair "
-                f"to the class attribute callbacks of {type(self).__name__}, or use "
-                f"{type(self).__name__}.with_functions(...)."
+                f"(event, function) to the class attribute 'callbacks' of {type(self).__name__}, "
+                f"or use {type(self).__name__}.with_functions(...)."
             )
         install(self, [*functions_of(self), added])
         return FunctionHandle(self, added)

@@ -85,8 +85,8 @@ class Interceptors:
         if name == INIT:
             raise ConfigError(
                 f"callbacks: {pair[0]!r} is too late, because the trainer is already being "
-                f"created. Add the pair to the class attribute callbacks of a Trainer subclass, or "
-                f"define pre_setup or post_setup in a callback."
+                f"created. Add the pair to the class attribute 'callbacks' of a Trainer subclass, "
+                f"or define pre_setup or post_setup in a callback."
             )
         owners = self._owners()
         found = [owner for owner in owners if name in owner.events()]

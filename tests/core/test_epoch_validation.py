@@ -78,7 +78,7 @@ def test_the_last_batch_of_each_epoch_is_a_final_one(trainer_of) -> None:
     assert diary.finals == [4, 9]
 
 
-@pytest.mark.slow_cases("1-steps", "?-seldom", "2-epochs", "2-steps")
+@pytest.mark.slow_cases("1-steps", "?-seldom", "2-epochs", "2-steps", "1-epochs")
 @pytest.mark.parametrize(
     "checkpoint", [{"steps": 1}, {"epochs": 1}, {"steps": 2}], ids=["steps", "epochs", "seldom"]
 )

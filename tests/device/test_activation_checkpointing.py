@@ -131,6 +131,7 @@ def test_a_copy_computes_with_its_own_weights(copied: Any) -> None:
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_block_is_computed_again() -> None:
     model, expected = make_model(), run(make_model())

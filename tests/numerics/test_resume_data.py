@@ -144,7 +144,7 @@ class AugmentedBatches(Augmented):
         return [self[idx] for idx in indices]
 
 
-@pytest.mark.slow_cases("by_numpy-*")
+@pytest.mark.slow_cases("by_numpy-*", "by_torch-*")
 @pytest.mark.parametrize("step", [7, slow(3), slow(12)])
 @pytest.mark.parametrize(("workers", "later"), [(0, 0), (0, 2), (2, 0), slow(2, 2), slow(1, 2)])
 @pytest.mark.parametrize("draw", [by_python, by_numpy, by_torch])
@@ -252,6 +252,7 @@ def test_a_shuffle_with_a_generator_of_its_own_goes_on(runs, step) -> None:
     runs.check(make, step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [slow(3), slow(7), 9])
 def test_persistent_workers_go_on(runs, step) -> None:
     class Told(Augmented):

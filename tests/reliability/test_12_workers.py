@@ -20,6 +20,7 @@ def failed(runs, fault: str) -> Run:
     return run
 
 
+@pytest.mark.slow_cases("1-raise")
 @pytest.mark.parametrize("fault", ["kill", "raise", pytest.param("hang", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("times", [1, pytest.param(12, marks=pytest.mark.soak)])
 def test_a_worker_that_fails_ends_the_run_with_a_clear_error(runs, count, fault, times) -> None:
