@@ -70,7 +70,7 @@ class ComputeNorm(Callback):
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
         # One norm per tensor here; they are combined on the host.
-        suffix = metric_suffix(trainer, optimizer)
+        suffix = "" if trainer.manual_steps is None else metric_suffix(trainer, optimizer)
         if suffix is None:
             return
         params, places = self._params, self._all_places

@@ -221,7 +221,7 @@ class LogOptimizerParamGroup(Callback):
     def on_after_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        suffix = metric_suffix(trainer, optimizer)
+        suffix = "" if trainer.manual_steps is None else metric_suffix(trainer, optimizer)
         if suffix is None:
             return
         metrics: Metrics = {}

@@ -217,12 +217,11 @@ def _described(returned: Any) -> str:
 
 
 def metric_suffix(trainer: Trainer, optimizer: Optimizer) -> str | None:
-    """Return the suffix of an optimizer's metrics: "/<name>" if there are several, else "".
+    """Return the suffix of the metrics of one of several optimizers, "/<name>".
 
     None if it has already stepped in this batch.
     """
-    if trainer.manual_steps is None:
-        return ""
+    assert trainer.manual_steps is not None  # there are several
     name = trainer.manual_steps.first_step_of(optimizer)
     return None if name is None else f"/{name}"
 
