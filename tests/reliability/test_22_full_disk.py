@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,6 +125,7 @@ def writer(name: str, folder: Path) -> loggers.Logger:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("name", ["CSVLogger", "JsonlLogger", "TensorBoardLogger"])
 def test_a_run_whose_metrics_have_no_space_trains_on(count, tmp_path, caplog, name) -> None:
+    before = threading.enumerate()
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=64k", "none") as folder:
         with Trainer(
             device="cpu",
@@ -136,5 +138,7 @@ def test_a_run_whose_metrics_have_no_space_trains_on(count, tmp_path, caplog, na
         ) as trainer:
             trainer.fit([torch.ones(2, 2)] * 30)
         assert trainer.global_step == 30
+    for thread in set(threading.enumerate()) - set(before):
+        thread.join(10)  # what ends it is printed within this test
     assert caplog.text.count("so metrics are lost: [Errno 28]") == 1
     count(trials=1)
