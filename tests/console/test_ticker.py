@@ -156,7 +156,7 @@ def test_a_program_in_a_pipe_has_a_screen_of_plain_lines(tmp_path) -> None:
     assert [line for line in lines if len(line) > 100 and str(tmp_path) not in line] == []
     assert "\r" not in said
     assert lines[0].startswith("Training Model (4 parameters) on cpu")
-    assert [line.split()[2] for line in lines if "train step" in line] == ["1/20", "10/20", "20/20"]
+    assert [line.split()[2] for line in lines if "train step" in line] == ["1/20"]
     assert sum(line.startswith("validate_0: loss") for line in lines) == 1
     assert sum(line.startswith("Finished at step 20") for line in lines) == 1
 

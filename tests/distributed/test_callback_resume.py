@@ -139,4 +139,4 @@ def test_a_run_that_a_bad_step_has_ended_takes_no_other_when_it_is_resumed(tmp_p
     assert 5 < first[0]["step"] < 12
     assert [found["step"] for found in again] == [first[0]["step"]] * 2
     assert [found["weights"] for found in again] == [found["weights"] for found in first]
-    assert again[0]["reason"].startswith("TerminateOnNaN stopped it before")
+    assert again[0]["reason"].startswith("TerminateOnNaN stopped this run before")
