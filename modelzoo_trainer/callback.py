@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import wraps
 from pathlib import Path
@@ -610,17 +610,13 @@ def hook_names(
     if not is_log_step:
         for_log_steps: frozenset[str] = getattr(callback, "log_step_hooks", frozenset())
         idle |= frozenset(name for name in for_log_steps if not (rehearses and _is_traced(name)))
-    names: Iterable[str] = HOOKS
-    if isinstance(callback, Callback):
-        bases = [base for base in type(callback).__mro__ if base is not Callback]
-        own = {name for base in bases for name in HOOKS.keys() & vars(base).keys()}
-        names = filter(own.__contains__, HOOKS)  # in their order
-    for name in names:
-        if name in idle:
+    kind, is_callback = type(callback), isinstance(callback, Callback)
+    defined = {name for base in kind.__mro__ if base is not Callback for name in vars(base)}
+    for name, declared in HOOKS.items():
+        if name in idle or (is_callback and name not in defined):
             continue
-        declared = HOOKS[name]
-        if getattr(type(callback), name, declared.default) is not declared.default or (
-            not isinstance(callback, Callback) and callable(getattr(callback, name, None))
+        if getattr(kind, name, declared.default) is not declared.default or (
+            not is_callback and callable(getattr(callback, name, None))
         ):
             yield name
 
