@@ -42,7 +42,7 @@ def _found(trainer: Trainer) -> Iterator[str]:
             hints = [*schedule_hints(schedule, end, first)]
             hints += () if rate is None else unused_rate_hint(schedule, rate)
             yield from (f"{type(schedule).__name__}: {hint}" for hint in hints)
-        elif trainer.manual_steps is None:
+        elif trainer.manual_steps is None and isinstance(schedule, torch_schedulers.LRScheduler):
             yield from _torch_hints(schedule, schedule.last_epoch + end - trainer.global_step)
 
 

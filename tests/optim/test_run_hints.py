@@ -100,3 +100,24 @@ def test_a_learning_rate_that_a_schedule_replaces_is_hinted_at(hints, optimizer,
     found = hints(lambda one: LinearLR(one, 0.0, 0.5, total_iters=10), optimizer=optimizer)
     assert len(found) == num
     assert all("0.03" in hint and "LinearLR" in hint for hint in found)
+
+
+class Counter:
+    """A scheduler of the user's, which is not derived from torch's."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        pass
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_a_scheduler_of_the_users_does_not_hide_the_hints_about_others(hints):
+    [hint] = hints([lambda one: OneCycleLR(one, 0.1, 0.5, total_steps=7), lambda one: Counter(one)])
+    assert "step 7" in hint
