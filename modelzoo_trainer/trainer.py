@@ -44,6 +44,7 @@ from modelzoo_trainer.core import (
     ValidationLoop,
 )
 from modelzoo_trainer.core.artifact_dir import folder_of
+from modelzoo_trainer.core.checkpoint import SAVING_END
 from modelzoo_trainer.core.dataloader import NOTHING, require_step_boundary
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.loop import ends_stage, require_training_loop, validation_loop_of
@@ -717,10 +718,13 @@ class Trainer(InterceptableMethods):
         self.drain()
         self.checkpoint.finish(self)
         state: dict[str, Any] = {}
-        self.hooks.on_save_checkpoint(self, state)
-        self.hooks.postprocess_checkpoint(self, state)
-        path = self.checkpoint.write(self, self.backend.writable(state), wait=wait)
-        self.checkpoint.report_committed(self)
+        try:
+            self.hooks.on_save_checkpoint(self, state)
+            self.hooks.postprocess_checkpoint(self, state)
+            path = self.checkpoint.write(self, self.backend.writable(state), wait=wait)
+            self.checkpoint.report_committed(self)
+        finally:
+            self.call(SAVING_END)
         return path
 
     def after_save(self, committed: Iterable[Path]) -> None:

@@ -6,7 +6,6 @@ import math
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.nn import Module
@@ -104,15 +103,9 @@ class TrainingProfiler(Profiler):
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         self._clock.pause()
 
-    @override
-    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+    def saving_end(self) -> None:
+        """Continue after a checkpoint: written, failed, or being written in the background."""
         self._clock.resume()
-
-    @override
-    def on_train_batch_start(
-        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
-    ) -> None:
-        self._clock.resume()  # after a checkpoint that failed or is written in the background
 
 
 class Stopwatch:
@@ -309,16 +302,9 @@ class DurationProfiler(TrainingProfiler):
             self._checkpoints.begin()
 
     @override
-    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
-        super().on_after_save_checkpoint(trainer, ckpt_path)
+    def saving_end(self) -> None:
+        super().saving_end()
         self._checkpoints.end()
-
-    @override
-    def on_train_batch_start(
-        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
-    ) -> None:
-        super().on_train_batch_start(trainer, model, batch, batch_idx)
-        self._checkpoints.end()  # one that failed or is written in the background
 
     @override
     def on_train_batch_end(

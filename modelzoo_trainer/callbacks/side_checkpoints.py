@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Predicate
 
@@ -18,6 +18,7 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.checkpointing.folder import hidden_name, name_pattern
 from modelzoo_trainer.checkpointing.manifest import SUFFIX
+from modelzoo_trainer.core.checkpoint import SAVING_END
 from modelzoo_trainer.core.states import part_of
 from modelzoo_trainer.errors import (
     CheckpointError,
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
-
-SIDE_CHECKPOINT_END: Final = "side_checkpoint_end"
-"""Custom event after a checkpoint beside the run's own was written, or failed to be."""
 
 
 def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
@@ -154,7 +152,7 @@ def save_state(
             part = part_of(state, trainer)
             checkpointing.save_sharded(path, part, step=step, facts=facts, process_group=group)
     finally:
-        trainer.hooks.call(trainer, SIDE_CHECKPOINT_END)
+        trainer.hooks.call(trainer, SAVING_END)
     trainer.summary.note_checkpoint(path)
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from typing_extensions import override
@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+SAVING_END: Final = "saving_end"
+"""Custom event after `on_save_checkpoint`, when training goes on: the checkpoint, or one beside
+the run's own, is written, has failed, or is being written in the background."""
 
 
 class Checkpoint(CoreCallback, Interceptable):

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -36,6 +36,7 @@ log = logging.getLogger("modelzoo_trainer.jsonl")
 MAX_ELEMENTS: Final = 1000
 _OWN_KEYS: Final = ("step", "time")
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
+_BETWEEN: Final = "}, {"
 _SKIPPED: Final = object()
 
 
@@ -75,7 +76,7 @@ class JsonlLogger(FileLogger):
     def _write(self, path: Path, lines: list[Line]) -> None:
         if self._file is None:
             self._file = self._open(path)
-        self._file.write("".join(to_line(*line) for line in lines))
+        self._file.write(to_lines(lines))
         self._file.flush()
         if self._record is not None:
             self._record.sample_memory(*lines[-1][1:])
@@ -195,11 +196,23 @@ class JsonlLogger(FileLogger):
             self._record.end_saving(trainer, ckpt_path)
 
 
-def to_line(metrics: Metrics, step: int, now: float) -> str:
-    """Convert metrics to a line of JSON; metrics named "step" or "time" get an underscore."""
+def to_lines(lines: list[Line]) -> str:
+    """Convert metrics to lines of JSON; metrics named "step" or "time" get an underscore."""
+    records = [_record(*line) for line in lines]
+    with suppress(TypeError, ValueError):  # a value that `_to_line` converts
+        text = _encode(records)  # together: a call of the encoder costs as much as a line
+        if text.count(_BETWEEN) == len(records) - 1:  # none within a record
+            return text[1:-1].replace(_BETWEEN, "}\n{") + "\n"
+    return "".join(map(_to_line, records))
+
+
+def _record(metrics: Metrics, step: int, now: float) -> dict[str, Any]:
     if "step" in metrics or "time" in metrics:
         metrics = {f"{k}_" if k in _OWN_KEYS else k: v for k, v in metrics.items()}
-    record = {"step": step, "time": now, **metrics}
+    return {"step": step, "time": now, **metrics}
+
+
+def _to_line(record: dict[str, Any]) -> str:
     try:
         return _encode(record) + "\n"
     except (TypeError, ValueError):

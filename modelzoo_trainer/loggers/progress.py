@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from annotated_types import Ge
@@ -165,12 +164,8 @@ class ProgressLogger(Logger):
         if self._is_fitting:
             self._pace.begin_save()
 
-    @override
-    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
-        self._pace.end_save()
-
-    def side_checkpoint_end(self) -> None:
-        """End the time of a checkpoint beside the run's own, such as that of `SaveBest`."""
+    def saving_end(self) -> None:
+        """End the time of a checkpoint, or of one beside the run's own."""
         self._pace.end_save()
 
     @override

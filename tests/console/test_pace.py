@@ -79,17 +79,6 @@ def test_what_is_to_come_is_added_as_it_was_measured(clock) -> None:
     assert pace.left_s(10, 2, 30, 1) == pytest.approx(10 + 2 * 7 + 4)
 
 
-def test_a_checkpoint_that_is_written_in_the_background_ends_with_the_next_step(clock) -> None:
-    pace = Pace(0, clock=clock)
-    walk(pace, clock, 2, 1.0)
-    pace.begin_save()
-    clock.now += 4.0
-    pace.look(3)
-    walk(pace, clock, 2, 1.0)
-    assert pace.step_s == pytest.approx(3 / 4)  # the step beside it took no time
-    assert pace.saves.value == pytest.approx(4.0)
-
-
 def test_a_step_that_is_shown_for_a_moment_is_no_way_back(clock) -> None:
     pace = Pace(0, clock=clock)
     walk(pace, clock, 5, 1.0)

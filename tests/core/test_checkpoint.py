@@ -20,6 +20,7 @@ from modelzoo_trainer import (
     ConfigError,
     checkpointing,
 )
+from modelzoo_trainer.callbacks import ExtraCheckpoint
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.folder import hidden_name
 from tests.doubles import Recorder, TinyModel, differing, tiny_batches, weights_of
@@ -340,6 +341,36 @@ def test_a_disk_that_refuses_for_a_while_does_not_end_the_training(
     assert steps_in(trainer.model_dir) == [2, 8, 9]
     assert caplog.text.count("NO CHECKPOINT WAS SAVED") == 2
     assert not list(trainer.model_dir.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("refused", [range(0), range(3, 6)], ids=["written", "refused"])
+def test_saving_has_an_end_however_a_checkpoint_is_written(
+    trainer_of, monkeypatch, asynchronous, refused
+) -> None:
+    class Watch(Refusing):
+        def __init__(self) -> None:
+            super().__init__(monkeypatch, refused.start, refused.stop - 1)
+            self.events: list[str] = []
+
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            self.events.append(f"step {trainer.global_step + 1}")
+
+        def on_save_checkpoint(self, trainer, state_dict):
+            self.events.append("save")
+
+        def saving_end(self):
+            self.events.append("end")
+
+    watch = Watch()
+    checkpoint = Checkpoint(steps=2, asynchronous=asynchronous)
+    beside = ExtraCheckpoint(steps=3, checkpoint_name="extra_{step}")
+    trainer_of(watch, beside, checkpoint=checkpoint).fit(tiny_batches(6))
+    save = ["save", "end"]
+    assert watch.events == [
+        *["step 1", "step 2", *save, "step 3", *save, "step 4", *save, "step 5"],
+        *["step 6", *save, *save],
+    ]
 
 
 def test_the_last_checkpoint_of_a_run_must_succeed(trainer_of, monkeypatch) -> None:

@@ -16,7 +16,7 @@ from modelzoo_trainer import (
 )
 from modelzoo_trainer.loggers import JsonlLogger
 from modelzoo_trainer.loggers.file_logger import cut_back, cut_to, mark, put_aside
-from modelzoo_trainer.loggers.jsonl import to_line
+from modelzoo_trainer.loggers.jsonl import to_lines
 
 
 def read(path):
@@ -78,21 +78,32 @@ def test_a_validation_alone_is_in_the_file_when_it_ends(make, batches):
     ids=str,
 )
 def test_every_value_is_valid_json(value, expected):
-    record = json.loads(to_line({"name": value, "loss": 1.5}, 3, 7.0))
+    record = json.loads(to_lines([({"name": value, "loss": 1.5}, 3, 7.0)]))
     assert record == {"step": 3, "time": 7.0, "name": expected, "loss": 1.5}
 
 
 @pytest.mark.parametrize("value", [torch.zeros(1001), object()], ids=["large", "object"])
 def test_what_cannot_be_a_value_is_left_out(value):
-    assert json.loads(to_line({"name": value, "loss": 1.5}, 3, 7.0)) == {
+    assert json.loads(to_lines([({"name": value, "loss": 1.5}, 3, 7.0)])) == {
         "step": 3,
         "time": 7.0,
         "loss": 1.5,
     }
 
 
+@pytest.mark.parametrize(
+    "value",
+    [2.5, "a}, {b", [{"a": 1}, {"a": 2}], math.nan, object()],
+    ids=["number", "text", "dicts", "nan", "object"],
+)
+def test_lines_that_are_written_together_are_those_written_one_by_one(value):
+    lines = [({"loss": 1.5}, 1, 7.0), ({"loss": 1.25, "name": value}, 2, 8.0), ({}, 3, 9.0)]
+    assert to_lines(lines) == "".join(to_lines([line]) for line in lines)
+    assert [json.loads(line)["step"] for line in to_lines(lines).splitlines()] == [1, 2, 3]
+
+
 def test_a_metric_called_step_does_not_hide_the_step():
-    record = json.loads(to_line({"step": 9.0, "time": 8.0}, 3, 7.0))
+    record = json.loads(to_lines([({"step": 9.0, "time": 8.0}, 3, 7.0)]))
     assert record == {"step": 3, "time": 7.0, "step_": 9.0, "time_": 8.0}
 
 
@@ -386,7 +397,7 @@ def test_what_is_no_file_has_no_place_and_is_not_cut(tmp_path):
 
 def test_lines_after_a_step_and_torn_ones_are_cut(tmp_path):
     path = tmp_path / "m.jsonl"
-    ours = [to_line({"loss": 1.0}, step, 5.0) for step in (1, 2, 3, 2)]
+    ours = [to_lines([({"loss": 1.0}, step, 5.0)]) for step in (1, 2, 3, 2)]
     path.write_text("".join([*ours, '{"note": "mine"}\n', '{"step": 2, "ti']))
     cut_back(path, 2)
     assert path.read_text() == "".join([ours[0], ours[1], ours[3], '{"note": "mine"}\n'])
@@ -394,7 +405,7 @@ def test_lines_after_a_step_and_torn_ones_are_cut(tmp_path):
 
 def test_a_file_with_nothing_to_cut_is_not_written_anew(tmp_path):
     path = tmp_path / "m.jsonl"
-    path.write_text(to_line({}, 1, 5.0))
+    path.write_text(to_lines([({}, 1, 5.0)]))
     before = path.stat().st_ino
     cut_back(path, 2)
     assert path.stat().st_ino == before

@@ -266,7 +266,7 @@ def test_a_checkpoint_beside_the_runs_own_does_not_stop_the_clock(
             nonlocal now
             now += 0.01
 
-        def side_checkpoint_end(self):
+        def saving_end(self):
             nonlocal now
             now += 1.0
 
