@@ -430,7 +430,11 @@ class Callback:
 
     @hook(Phase.RUN)
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        """Called to add to `state_dict`, in place, what is to be saved."""
+        """Called to add to `state_dict`, in place, what is to be saved.
+
+        When training goes on, the custom event `saving_end` is called: the checkpoint is written,
+        has failed, or is being written in the background.
+        """
 
     @hook(Phase.RUN)
     def postprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -438,7 +442,7 @@ class Callback:
 
     @hook(Phase.RUN)
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
-        """Called when a checkpoint has been committed."""
+        """Called when a checkpoint has been committed; not for those beside the run's own."""
 
     @hook(Phase.RUN)
     def on_save_trainer_state(self, trainer: Trainer, state_dict: StateDict) -> None:
