@@ -266,6 +266,7 @@ def whole(parts: list[list[Any]]) -> list[float]:
 ALL = [float(i) for i in range(NUM)]
 
 
+@pytest.mark.slow_cases("4-2-2", "3-8-2")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(("count", "size"), [(2, 4), (3, 3), (4, 2), (3, 8)])
 def test_each_process_gets_its_part_of_a_sharded_stream(count, size, num_workers) -> None:

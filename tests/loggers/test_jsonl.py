@@ -155,7 +155,7 @@ def settings(**more):
     return {"loop": loop, "checkpoint": Checkpoint(steps=3), **more}
 
 
-@pytest.mark.slow_cases("fake-*-False", "cpu-*-True")
+@pytest.mark.slow_cases("fake-*-False", "cpu-*-True", "cpu-*, 8*-False")
 @pytest.mark.parametrize("after_validation", [False, True])
 @pytest.mark.parametrize("crashes", [[3], [4], [6], [8], [3, 5, 6, 8]], ids=str)
 @pytest.mark.parametrize("device", ["cpu", "fake"])

@@ -106,6 +106,7 @@ print(sorted(sys.modules))
     assert "'torch'" not in loaded
 
 
+@pytest.mark.slow
 def test_importing_backends_imports_no_library_of_a_device(root: Path, tmp_path: Path) -> None:
     code = "import backends, sys; backends.make_backend('cpu'); print(sorted(sys.modules))"
     loaded = run_python(code, root=root, folder=tmp_path)

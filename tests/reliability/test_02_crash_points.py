@@ -48,7 +48,7 @@ def check_next(folder, deed) -> None:
     assert all(loads(path) for path in visible(folder))
 
 
-@pytest.mark.slow_cases("save_later")
+@pytest.mark.slow_cases("save", "save_later")
 @pytest.mark.parametrize("deed", DEEDS)
 def test_a_crash_at_any_call_leaves_the_old_or_the_new(nursery, tmp_path, count, deed) -> None:
     num = num_calls(tmp_path, deed)

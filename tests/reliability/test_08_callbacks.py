@@ -130,7 +130,7 @@ def test_all_that_have_state_are_here_and_the_others_are_named(tmp_path) -> None
     assert has_state <= tried
 
 
-@pytest.mark.slow_cases("early", "spikes")
+@pytest.mark.slow_cases("early", "not_finite", "spikes")
 @pytest.mark.parametrize(
     "group",
     [

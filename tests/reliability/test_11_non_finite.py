@@ -45,7 +45,7 @@ def test_a_run_goes_past_losses_that_are_not_finite(runs, count, policy, accumul
     count(trials=1)
 
 
-@pytest.mark.slow_cases("14-*", "15-*")
+@pytest.mark.slow_cases("12-rollback", "14-*", "15-*")
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 @pytest.mark.parametrize(
     "step", [12, 14, 15, *(pytest.param(k, marks=pytest.mark.soak) for k in (1, 13, 16, 20, 23))]
