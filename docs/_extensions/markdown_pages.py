@@ -11,6 +11,8 @@ from sphinx.application import Sphinx
 TOCTREE = re.compile(r"^```\{toctree\}\n.*?^```\n+", re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(r"^!\[output\]\(data:\S+\)\n+", re.MULTILINE)  # of a notebook
 LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
+LINKED = ("pictures/*.svg", "examples/*.py")
+"""Files to which the Markdown links; in the HTML they have other places."""
 NOT_TEXT = ("#", "```", "|", "![", "* ", "<!--")
 COMMENT = re.compile(r"^<!--.*?-->\n", re.DOTALL | re.MULTILINE)
 
@@ -85,10 +87,11 @@ def write_pages(app: Sphinx, error: Exception | None) -> None:
         path = Path(app.outdir) / f"{name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    for picture in Path(app.srcdir, "pictures").glob("*.svg"):
-        target = Path(app.outdir) / "pictures" / picture.name
-        target.parent.mkdir(exist_ok=True)
-        target.write_bytes(picture.read_bytes())
+    for pattern in LINKED:
+        for file in Path(app.srcdir).glob(pattern):
+            target = Path(app.outdir) / file.relative_to(app.srcdir)
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(file.read_bytes())
     (Path(app.outdir) / "llms.txt").write_text(listing(app), encoding="utf-8")
 
 

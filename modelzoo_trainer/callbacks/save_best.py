@@ -141,6 +141,10 @@ class SaveBest(Callback):
     available only after the weights have changed (a training metric, on some devices) is ignored.
     If a checkpoint cannot be written, an error is logged; the run continues.
 
+    The attribute `best` is a list of the kept checkpoints, best first, each a dict with `name`,
+    `step` and `value`. `best_path` is the path of the first; None = none yet. `metric` and `mode`
+    are the arguments, with the mode that was chosen by the name.
+
     Args:
         metric: Name of the metric as loggers receive it, such as `validate_0/loss`.
         mode: Whether a smaller ("min") or a larger ("max") value is better; None = by the name:

@@ -164,7 +164,7 @@ def test_the_program_on_hugging_face_runs(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     run(program("hugging_face", "transformers"), tmp_path / "run")
     assert (tmp_path / "run" / "trained" / "tokenizer.json").is_file()
-    assert (tmp_path / "run" / "model_dir" / "checkpoint_20").is_dir()
+    assert (tmp_path / "run" / "runs" / "sums" / "checkpoint_20").is_dir()
 
 
 @pytest.mark.slow
