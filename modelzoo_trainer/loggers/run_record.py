@@ -69,9 +69,11 @@ class RunRecord:
         self._val_batches: list[int | None] = []
 
     def begin(self, trainer: Trainer, kind: str, loader: Loader) -> None:
-        """Record the start of a fit or a validation; write `run.json` once."""
+        """Record the start of a fit or a validation; `run.json` has the settings of a fit."""
         if not (self._folder / FACTS).exists():
             self._write_facts(trainer, loader)
+        elif kind == "fit":
+            self._update_settings(trainer, loader)
         self.note("start", trainer.global_step, kind=kind)
         self.flush()
 
@@ -202,6 +204,17 @@ class RunRecord:
             log.warning("The settings of the run are not saved: %s", error, exc_info=error)
             return
         self._store(facts)
+
+    def _update_settings(self, trainer: Trainer, loader: Loader) -> None:
+        """Replace the settings of an earlier fit or validation, if they differ."""
+        if "settings" not in (self._read_facts() or {}):  # they are in `params.yaml`
+            return
+        try:
+            new = {**_settings(trainer), "data": _data(loader)}
+        except Exception as error:  # a property of a user's class
+            log.warning("The settings of the fit are not saved: %s", error, exc_info=error)
+            return
+        self._add(settings=json.loads(json.dumps(new)))
 
     def _store(self, facts: dict[str, Any]) -> None:
         self._facts = facts

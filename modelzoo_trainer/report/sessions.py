@@ -17,6 +17,7 @@ EVENTS: Final = "events.jsonl"
 FACTS: Final = "run.json"
 PARAMS: Final = "params.yaml"
 MAX_SETTINGS: Final = 5000
+_VALIDATION: Final = "validate"  # the kind of a call
 _TEXT_ENDINGS: Final = (".txt",)
 IMAGE_KINDS: Final = {
     ".png": "png",
@@ -86,6 +87,11 @@ class Session:
         return bool(ends) and ends[-1].facts.get("outcome") == "finished"
 
     @property
+    def has_fit(self) -> bool:
+        """Whether `fit` was called."""
+        return any(one.facts.get("kind") != _VALIDATION for one in self.of("start", "train_start"))
+
+    @property
     def first_step(self) -> float | None:
         """The step at which training started; None = no training."""
         starts = self.of("train_start")
@@ -103,8 +109,13 @@ def training_calls(sessions: Iterable[Session]) -> list[Session]:
             if event.kind == "start" or not calls or calls[-1].path != session.path:
                 calls.append(Session(session.path))
             calls[-1].events.append(event)
-    fits = [call for call in calls if call.events[0].facts.get("kind") != "validate"]
+    fits = [call for call in calls if call.events[0].facts.get("kind") != _VALIDATION]
     return fits or calls
+
+
+def fits_or_all(sessions: Sequence[Session]) -> list[Session]:
+    """Return the sessions with a call of `fit`; all if there is none."""
+    return [session for session in sessions if session.has_fit] or list(sessions)
 
 
 def read_sessions(run_dir: Path) -> list[Session]:

@@ -296,6 +296,8 @@ def warnings(runs: Sequence[Run]) -> str:
         for one in shown:
             often = f" <small>{one.num} times</small>" if one.num > 1 else ""
             time_of = f" <small>{escape(one.when)}</small>" if one.when else ""
+            if one.folder:
+                time_of += f" <small>(outside of training: {escape(one.folder)})</small>"
             found.append(
                 f'<li class="{one.level.lower()}">{label}<b>{one.level.capitalize()}</b> '
                 f"{escape(one.text)}{often}{time_of}</li>"

@@ -61,6 +61,21 @@ def test_each_fit_has_its_events_and_the_facts_are_written_once(make, batches):
     assert (trainer.artifact_dir / "run.json").stat().st_mtime_ns == written
 
 
+def test_the_settings_are_those_of_the_newest_fit_and_not_of_a_validation(make, batches):
+    def loader(num_workers):
+        data = list(batches)
+        return torch.utils.data.DataLoader(data, batch_size=None, num_workers=num_workers)
+
+    trainer = make(JsonlLogger(), loop=TrainingLoop(num_steps=2))
+    trainer.validate(loader(0))
+    trainer.fit(loader(1))
+    assert facts(trainer)["settings"]["data"]["num_workers"] == 1
+    trainer.validate(loader(0))
+    assert facts(trainer)["settings"]["data"]["num_workers"] == 1
+    trainer.fit(loader(0))
+    assert facts(trainer)["settings"]["data"]["num_workers"] == 0
+
+
 class Fail(Callback):
     def __init__(self, error):
         self.error = error
