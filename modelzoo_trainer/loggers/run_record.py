@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.console.harmless import known
+from modelzoo_trainer.constructor_arguments import arguments_of
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.devices import device_name
@@ -332,10 +333,10 @@ def _order(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _described(part: object) -> dict[str, Any]:
-    """Return the class of a component, with its plain arguments."""
+    """Return the class of a component, with its arguments: as used, otherwise as given."""
     names = inspect.signature(type(part).__init__).parameters
-    kept = _plain_attributes(part, (name for name in names if name != "last_epoch"))
-    return {type(part).__name__: _without_secrets(kept)}
+    used = _plain_attributes(part, (name for name in names if name != "last_epoch"))
+    return {type(part).__name__: _without_secrets(arguments_of(part) | used)}
 
 
 def _plain_attributes(part: object, names: Iterable[str]) -> dict[str, Any]:

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, Checkpoint, StopTraining, TrainingLoop
-from modelzoo_trainer.callbacks import CheckLoss
+from modelzoo_trainer.callbacks import (
+    CheckLoss,
+    KeepNCheckpoints,
+    LogOptimizerParamGroup,
+    SaveBest,
+)
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.loggers import JsonlLogger, ProgressLogger
 from modelzoo_trainer.loggers import run_record as module
@@ -120,6 +125,23 @@ def test_a_run_from_python_notes_its_settings(make, batches, monkeypatch):
     assert found["environment"]["command"] == "train.py --api_key=***"
     assert "torch" in found["environment"]["versions"]
     assert found["environment"]["processes"] == 1
+
+
+def test_all_arguments_of_shipped_parts_are_noted(make, batches):
+    class Mine(Callback):
+        def __init__(self, limit):
+            self.limit = limit
+
+    parts = [KeepNCheckpoints(2), SaveBest("loss", k=3), LogOptimizerParamGroup(["lr"]), Mine(5)]
+    trainer = make(*parts, JsonlLogger(), max_steps=1, checkpoint=Checkpoint(epochs=4))
+    trainer.fit(batches, batches[:1])
+    found = facts(trainer)["settings"]
+    keep, best, groups, mine = found["callbacks"][1:5]  # the first one is the trainer's
+    assert keep == {"KeepNCheckpoints": {"n": 2}}
+    assert (best["SaveBest"]["metric"], best["SaveBest"]["k"]) == ("loss", 3)
+    assert groups == {"LogOptimizerParamGroup": {"keys": ["lr"]}}
+    assert mine == {"Mine": {"limit": 5}}
+    assert found["checkpoint"]["Checkpoint"]["epochs"] == 4
 
 
 @pytest.mark.parametrize("has_params", [False, True])
