@@ -33,6 +33,7 @@ from modelzoo_trainer.devices import device_name
 from modelzoo_trainer.loading.epochs import as_loaders
 from modelzoo_trainer.loading.train_data import num_validation_batches
 from modelzoo_trainer.optim.run_hints import hints_of
+from modelzoo_trainer.optim.scheduler import Scheduler
 from modelzoo_trainer.versions import git_commit, versions
 
 if TYPE_CHECKING:
@@ -278,7 +279,8 @@ def _settings(trainer: Trainer) -> dict[str, Any]:
     """Return the plain settings of a trainer built in Python."""
     found: dict[str, Any] = {"seed": trainer.reproducibility.seed}
     found["model"] = type(trainer.model).__name__
-    made = {name: _optimizer(one) for name, one in trainer.optimizers.items()}
+    schedulers = [one for one in trainer.schedulers if isinstance(one, Scheduler)]
+    made = {name: _optimizer(one, schedulers) for name, one in trainer.optimizers.items()}
     found |= made if list(made) == ["optimizer"] else {"optimizers": made}
     if made:
         found["schedulers"] = [_schedule(one) for one in trainer.schedulers]
@@ -289,12 +291,17 @@ def _settings(trainer: Trainer) -> dict[str, Any]:
     return found
 
 
-def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+def _optimizer(optimizer: Optimizer, schedulers: Iterable[Scheduler]) -> dict[str, Any]:
+    """Return the class of an optimizer, with its settings as given: schedules have changed them."""
     groups = settings_of(optimizer)
     settings = dict(groups[0]) if groups else {}
-    if "lr" in settings:  # as it was given: a warm-up of torch's has begun with a part of it
+    if "lr" in settings:  # torch's schedules keep it
         given = optimizer.param_groups[0].get("initial_lr")
         settings["lr"] = float(given) if given is not None else settings["lr"]
+    for one in schedulers:
+        for group, before in one.values_before():
+            if group is optimizer.param_groups[0] and one.param_group_key in settings:
+                settings[one.param_group_key] = before
     if len(groups) > 1:
         settings["parameter groups"] = len(groups)
     return {type(optimizer).__name__: _without_secrets(settings)}

@@ -15,6 +15,7 @@ from modelzoo_trainer.loggers import JsonlLogger, ProgressLogger
 from modelzoo_trainer.loggers import run_record as module
 from modelzoo_trainer.optim.composed import SequentialLR
 from modelzoo_trainer.optim.decay import LinearLR
+from modelzoo_trainer.optim.weight_decay import LinearWD
 
 
 def events(trainer):
@@ -223,6 +224,23 @@ def test_the_learning_rate_is_noted_as_it_was_given_and_not_as_a_warm_up_begins(
     assert found["optimizer"]["SGD"]["lr"] == 0.1
     noted = {"start_factor": 0.25, "end_factor": 1.0, "total_iters": 3}
     assert found["schedulers"] == [{"LinearLR": noted}]
+
+
+def test_settings_are_noted_as_given_and_not_as_our_schedules_begin(make, batches):
+    trainer = make(
+        JsonlLogger(),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.5),
+        schedulers=[
+            lambda optimizer: LinearLR(optimizer, 0.0, 1e-2, 2),
+            lambda optimizer: LinearWD(optimizer, 0.0, 1.0, 2),
+        ],
+        loop=TrainingLoop(num_steps=2),
+    )
+    trainer.fit(batches)
+    found = facts(trainer)["settings"]["optimizer"]["AdamW"]
+    assert (found["lr"], found["weight_decay"]) == (3e-3, 0.5)
+    trainer.fit(batches)  # the schedules have ended
+    assert facts(trainer)["settings"]["optimizer"]["AdamW"] == found
 
 
 def ours(optimizer):
