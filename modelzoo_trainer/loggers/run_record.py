@@ -209,8 +209,6 @@ class RunRecord:
 
     def _update_settings(self, trainer: Trainer, loader: Loader) -> None:
         """Replace the settings of an earlier fit or validation, if they differ."""
-        if "settings" not in (self._read_facts() or {}):  # they are in `params.yaml`
-            return
         try:
             new = {**_settings(trainer), "data": _data(loader)}
         except Exception as error:  # a property of a user's class
@@ -243,7 +241,8 @@ def _known_stop(trainer: Trainer) -> str | None:
 def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str, Any]:
     """Return the content of `run.json`: environment and settings.
 
-    `has_params`: whether `params.yaml` has command, versions, commit and settings.
+    `has_params`: whether `params.yaml` has command, versions and commit. Its settings are named
+        otherwise, and lack defaults.
     """
     comm = trainer.backend.comm
     environment = {
@@ -260,8 +259,7 @@ def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str,
         environment["versions"] = versions()
         environment["git commit"] = git_commit()
     facts: dict[str, Any] = {"format_version": FORMAT_VERSION, "environment": environment}
-    if not has_params:
-        facts["settings"] = {**_settings(trainer), "data": _data(loader)}
+    facts["settings"] = {**_settings(trainer), "data": _data(loader)}
     facts["model"] = _model(trainer)
     return facts
 

@@ -53,6 +53,8 @@ class Run:
     checkpoints: list[Overview] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
+    resolved: dict[str, str] = field(default_factory=dict)
+    """The settings named as in Python; the same ones for a run from Python."""
     environment: dict[str, str] = field(default_factory=dict)
     state: str = "unknown"
     """finished, running, stopped, failed, died or unknown."""
@@ -222,9 +224,10 @@ def _take_settings(run: Run) -> None:
     sizes: dict[str, str] = {}
     for session in fits_or_all(run.sessions):
         run.settings = session.settings or run.settings
+        run.resolved = session.resolved or run.resolved
         run.environment = session.environment or run.environment
         sizes = session.sizes or sizes
-    run.settings = run.settings | sizes
+    run.settings, run.resolved = run.settings | sizes, run.resolved | sizes
 
 
 # ---- state

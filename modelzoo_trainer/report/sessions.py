@@ -67,6 +67,9 @@ class Session:
     num_broken: int = 0
     """Unreadable lines of `events.jsonl`, except the last one."""
     settings: dict[str, str] = field(default_factory=dict)
+    """Those of `params.yaml`, if there is one."""
+    resolved: dict[str, str] = field(default_factory=dict)
+    """Those of `run.json`: named as in Python, with defaults."""
     sizes: dict[str, str] = field(default_factory=dict)
     """Of the data, named as settings."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -197,7 +200,7 @@ def _read_facts(session: Session) -> None:
     hints = facts.get("hints")
     session.hints = [hide_in_text(str(one)) for one in hints] if isinstance(hints, list) else []
     if isinstance(settings, dict):
-        session.settings = flattened(without_secrets(settings))
+        session.settings = session.resolved = flattened(without_secrets(settings))
 
 
 def _read_params(session: Session) -> None:

@@ -17,7 +17,7 @@ from modelzoo_trainer.report.metric_names import is_validation, natural
 from modelzoo_trainer.report.metrics_file import Series
 from modelzoo_trainer.report.run import Run
 from modelzoo_trainer.report.run_log import HINT
-from modelzoo_trainer.report.settings import Row, compared
+from modelzoo_trainer.report.settings import Row, compared, under_common_names
 from modelzoo_trainer.report.timeline import KINDS
 
 _MAX_METRICS: Final = 6  # in the overview
@@ -360,7 +360,8 @@ class Tables:
 
 def settings(runs: Sequence[Run]) -> Tables:
     """Return the settings of the runs as tables."""
-    found = _compared(runs, [run.settings for run in runs], "Setting")
+    named = under_common_names([run.settings for run in runs], [run.resolved for run in runs])
+    found = _compared(runs, named, "Setting")
     is_known = sum(bool(run.settings) for run in runs) > 1
     if found.differing or found.partial or not is_known:
         return found

@@ -281,12 +281,12 @@ def test_a_stream_has_no_order_to_note(make, batches):
     assert not {"shuffle", "sampler"} & set(facts(trainer)["settings"]["data"])
 
 
-def test_beside_a_configuration_only_what_it_lacks_is_noted(make, batches):
+def test_the_environment_has_what_a_configuration_lacks(make, batches):
     trainer = make(JsonlLogger())
     (trainer.artifact_dir / "params.yaml").write_text("trainer: {}\n")
     trainer.fit(batches)
     found = facts(trainer)
-    assert "settings" not in found
+    assert found["settings"]["loop"]["TrainingLoop"]
     assert set(found["environment"]) == {"device", "device_name", "host", "platform", "processes"}
 
 
