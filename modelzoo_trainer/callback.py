@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from modelzoo_trainer.constructor_arguments import keep_arguments
 from modelzoo_trainer.errors import HookError
 from modelzoo_trainer.foreign_names import explain_foreign
 from modelzoo_trainer.hooks.global_callbacks import GlobalHandle, add_global
@@ -35,6 +36,7 @@ Outputs: TypeAlias = dict[str, Any]  # the model's output, normalised to a mappi
 StateDict: TypeAlias = dict[str, Any]
 Loader: TypeAlias = Any  # an iterable of batches, or a callable that returns one
 Metrics: TypeAlias = dict[str, Any]
+_SHIPPED: Final = "modelzoo_trainer."
 
 
 class Callback:
@@ -49,6 +51,8 @@ class Callback:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls) and cls.__module__.startswith(_SHIPPED):
+            keep_arguments(cls)
         register_hooks(cls)
         for base in cls.__mro__:  # mixins may define hooks too
             if base is not object and not vars(base).get("_hooks_checked"):

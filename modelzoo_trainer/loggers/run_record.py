@@ -26,12 +26,14 @@ from torch.utils.data import (
 
 from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.console.harmless import known
+from modelzoo_trainer.constructor_arguments import arguments_of
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.devices import device_name
 from modelzoo_trainer.loading.epochs import as_loaders
 from modelzoo_trainer.loading.train_data import num_validation_batches
 from modelzoo_trainer.optim.run_hints import hints_of
+from modelzoo_trainer.optim.scheduler import Scheduler
 from modelzoo_trainer.versions import git_commit, versions
 
 if TYPE_CHECKING:
@@ -69,9 +71,11 @@ class RunRecord:
         self._val_batches: list[int | None] = []
 
     def begin(self, trainer: Trainer, kind: str, loader: Loader) -> None:
-        """Record the start of a fit or a validation; write `run.json` once."""
+        """Record the start of a fit or a validation; `run.json` has the settings of a fit."""
         if not (self._folder / FACTS).exists():
             self._write_facts(trainer, loader)
+        elif kind == "fit":
+            self._update_settings(trainer, loader)
         self.note("start", trainer.global_step, kind=kind)
         self.flush()
 
@@ -203,6 +207,15 @@ class RunRecord:
             return
         self._store(facts)
 
+    def _update_settings(self, trainer: Trainer, loader: Loader) -> None:
+        """Replace the settings of an earlier fit or validation, if they differ."""
+        try:
+            new = {**_settings(trainer), "data": _data(loader)}
+        except Exception as error:  # a property of a user's class
+            log.warning("The settings of the fit are not saved: %s", error, exc_info=error)
+            return
+        self._add(settings=json.loads(json.dumps(new)))
+
     def _store(self, facts: dict[str, Any]) -> None:
         self._facts = facts
         text = json.dumps(facts, indent=1)
@@ -228,7 +241,8 @@ def _known_stop(trainer: Trainer) -> str | None:
 def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str, Any]:
     """Return the content of `run.json`: environment and settings.
 
-    `has_params`: whether `params.yaml` has command, versions, commit and settings.
+    `has_params`: whether `params.yaml` has command, versions and commit. Its settings are named
+        otherwise, and lack defaults.
     """
     comm = trainer.backend.comm
     environment = {
@@ -245,8 +259,7 @@ def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str,
         environment["versions"] = versions()
         environment["git commit"] = git_commit()
     facts: dict[str, Any] = {"format_version": FORMAT_VERSION, "environment": environment}
-    if not has_params:
-        facts["settings"] = {**_settings(trainer), "data": _data(loader)}
+    facts["settings"] = {**_settings(trainer), "data": _data(loader)}
     facts["model"] = _model(trainer)
     return facts
 
@@ -264,7 +277,8 @@ def _settings(trainer: Trainer) -> dict[str, Any]:
     """Return the plain settings of a trainer built in Python."""
     found: dict[str, Any] = {"seed": trainer.reproducibility.seed}
     found["model"] = type(trainer.model).__name__
-    made = {name: _optimizer(one) for name, one in trainer.optimizers.items()}
+    schedulers = [one for one in trainer.schedulers if isinstance(one, Scheduler)]
+    made = {name: _optimizer(one, schedulers) for name, one in trainer.optimizers.items()}
     found |= made if list(made) == ["optimizer"] else {"optimizers": made}
     if made:
         found["schedulers"] = [_schedule(one) for one in trainer.schedulers]
@@ -275,12 +289,17 @@ def _settings(trainer: Trainer) -> dict[str, Any]:
     return found
 
 
-def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+def _optimizer(optimizer: Optimizer, schedulers: Iterable[Scheduler]) -> dict[str, Any]:
+    """Return the class of an optimizer, with its settings as given: schedules have changed them."""
     groups = settings_of(optimizer)
     settings = dict(groups[0]) if groups else {}
-    if "lr" in settings:  # as it was given: a warm-up of torch's has begun with a part of it
+    if "lr" in settings:  # torch's schedules keep it
         given = optimizer.param_groups[0].get("initial_lr")
         settings["lr"] = float(given) if given is not None else settings["lr"]
+    for one in schedulers:
+        for group, before in one.values_before():
+            if group is optimizer.param_groups[0] and one.param_group_key in settings:
+                settings[one.param_group_key] = before
     if len(groups) > 1:
         settings["parameter groups"] = len(groups)
     return {type(optimizer).__name__: _without_secrets(settings)}
@@ -319,10 +338,10 @@ def _order(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _described(part: object) -> dict[str, Any]:
-    """Return the class of a component, with its plain arguments."""
+    """Return the class of a component, with its arguments: as used, otherwise as given."""
     names = inspect.signature(type(part).__init__).parameters
-    kept = _plain_attributes(part, (name for name in names if name != "last_epoch"))
-    return {type(part).__name__: _without_secrets(kept)}
+    used = _plain_attributes(part, (name for name in names if name != "last_epoch"))
+    return {type(part).__name__: _without_secrets(arguments_of(part) | used)}
 
 
 def _plain_attributes(part: object, names: Iterable[str]) -> dict[str, Any]:

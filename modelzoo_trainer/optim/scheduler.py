@@ -130,6 +130,11 @@ class Scheduler(ABC):
         self.optimizer = self._seen = None
         self._targets, self._before = [], []
 
+    def values_before(self) -> list[tuple[Group, Any]]:
+        """Return the groups that are updated, each with its value before `bind`."""
+        groups = [group for group, _ in self._targets]
+        return list(zip(groups, self._before, strict=True))
+
     def step(self) -> None:
         """Advance by one step, and write the value."""
         self.last_step += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -38,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help=f"the file to write (default: {DEFAULT_OUTPUT}); a file that is not a report is not "
-        f"overwritten",
+        help=f"the file to write (default: {DEFAULT_OUTPUT} in the working directory, not in the "
+        f"folder of the run); a file that is not a report is not overwritten",
     )
     parser.add_argument(
         "--watch",
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     size = readable(output.stat().st_size)
-    say(f"Wrote {output} ({size}, {_count(runs)}).")
+    say(f"Wrote {os.path.abspath(output)} ({size}, {_count(runs)}).")
     return DONE
 
 

@@ -28,7 +28,7 @@ _POLICY: Final = (
     "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
 )
 _MAX_SAMPLE_BYTES: Final = 400_000  # texts of all runs
-_MAX_OPEN_ROWS: Final = 25
+_MAX_OPEN_ROWS: Final = 20
 _MAX_IMAGE_BYTES: Final = 700_000  # images of all runs
 
 
@@ -222,7 +222,8 @@ def _configuration(runs: Sequence[Run]) -> str:
         return found.same and f"<details><summary>All settings</summary>{found.same}</details>"
     rest = [("Only in some runs", found.partial), ("The same in all runs", found.same)]
     return found.differing + "".join(
-        f"<details{_open(title, content)}><summary>{title}</summary>{content}</details>"
+        f"<details{_open(title, content)}><summary>{title} ({_num_rows(content)})</summary>"
+        f"{content}</details>"
         for title, content in rest
         if content
     )
@@ -230,8 +231,13 @@ def _configuration(runs: Sequence[Run]) -> str:
 
 def _open(title: str, content: str) -> str:
     """Return whether a table is shown at once: a short one of what some runs lack."""
-    is_short = content.count("<tr>") <= _MAX_OPEN_ROWS
+    is_short = _num_rows(content) <= _MAX_OPEN_ROWS
     return " open" if title.startswith("Only") and is_short else ""
+
+
+def _num_rows(content: str) -> int:
+    """Return the number of rows of a table, without its head."""
+    return content.count("<tr>") - content.count("<thead>")
 
 
 def _samples(runs: Sequence[Run]) -> str:

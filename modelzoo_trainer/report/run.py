@@ -25,6 +25,7 @@ from modelzoo_trainer.report.sessions import (
     Event,
     Sample,
     Session,
+    fits_or_all,
     of_this_run,
     read_sessions,
     samples_of,
@@ -52,13 +53,15 @@ class Run:
     checkpoints: list[Overview] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
+    resolved: dict[str, str] = field(default_factory=dict)
+    """The settings named as in Python; the same ones for a run from Python."""
     environment: dict[str, str] = field(default_factory=dict)
     state: str = "unknown"
     """finished, running, stopped, failed, died or unknown."""
     cause: str = ""
     notes: list[str] = field(default_factory=list)
     warnings: list[Record] = field(default_factory=list)
-    """Hints about the schedules, then warnings and errors of `run.log`."""
+    """Hints about the schedules, then warnings and errors of `run.log`, of evaluations last."""
 
     @property
     def ending(self) -> str:
@@ -217,12 +220,14 @@ def _local(seconds: float) -> datetime | None:
 
 
 def _take_settings(run: Run) -> None:
+    """Take the newest settings and environment of a fit; a later validation has its own."""
     sizes: dict[str, str] = {}
-    for session in run.sessions:
+    for session in fits_or_all(run.sessions):
         run.settings = session.settings or run.settings
+        run.resolved = session.resolved or run.resolved
         run.environment = session.environment or run.environment
         sizes = session.sizes or sizes
-    run.settings = run.settings | sizes
+    run.settings, run.resolved = run.settings | sizes, run.resolved | sizes
 
 
 # ---- state
@@ -273,12 +278,22 @@ def _is_alive(run_dir: Path, file: Path) -> bool:
 
 
 def _warnings(sessions: Sequence[Session]) -> list[Record]:
-    """Return the hints of the newest session that trained, and what was logged."""
+    """Return the hints of the newest session that trained, and what was logged.
+
+    What was logged by evaluations comes last, with the folder of the logs.
+    """
     trained = [session for session in sessions if session.of("train_start")]
     hints = trained[-1].hints if trained else []
     found = [Record(HINT, hint) for hint in hints]
-    for session in sessions:
+    fits = fits_or_all(sessions)
+    for session in fits:
         found += [one for one in session.warnings if one.text not in hints]
+    known, paths = {one.text for one in found}, {session.path for session in fits}
+    for session in sessions:
+        if session.path not in paths:
+            folder = f"{session.path.parent.name}/{session.path.name}"
+            new = [one for one in session.warnings if one.text not in known]
+            found += [replace(one, folder=folder) for one in new]
     return found
 
 

@@ -30,6 +30,8 @@ class Record:
     """Its local time on the host of the run; "" = not known."""
     num: int = 1
     """How often it was logged."""
+    folder: str = ""
+    """The folder of logs, if nothing was trained there."""
 
 
 def read_log(folder: Path) -> tuple[list[Record], str]:

@@ -17,6 +17,7 @@ EVENTS: Final = "events.jsonl"
 FACTS: Final = "run.json"
 PARAMS: Final = "params.yaml"
 MAX_SETTINGS: Final = 5000
+_VALIDATION: Final = "validate"  # the kind of a call
 _TEXT_ENDINGS: Final = (".txt",)
 IMAGE_KINDS: Final = {
     ".png": "png",
@@ -66,6 +67,9 @@ class Session:
     num_broken: int = 0
     """Unreadable lines of `events.jsonl`, except the last one."""
     settings: dict[str, str] = field(default_factory=dict)
+    """Those of `params.yaml`, if there is one."""
+    resolved: dict[str, str] = field(default_factory=dict)
+    """Those of `run.json`: named as in Python, with defaults."""
     sizes: dict[str, str] = field(default_factory=dict)
     """Of the data, named as settings."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -86,6 +90,11 @@ class Session:
         return bool(ends) and ends[-1].facts.get("outcome") == "finished"
 
     @property
+    def has_fit(self) -> bool:
+        """Whether `fit` was called."""
+        return any(one.facts.get("kind") != _VALIDATION for one in self.of("start", "train_start"))
+
+    @property
     def first_step(self) -> float | None:
         """The step at which training started; None = no training."""
         starts = self.of("train_start")
@@ -103,8 +112,13 @@ def training_calls(sessions: Iterable[Session]) -> list[Session]:
             if event.kind == "start" or not calls or calls[-1].path != session.path:
                 calls.append(Session(session.path))
             calls[-1].events.append(event)
-    fits = [call for call in calls if call.events[0].facts.get("kind") != "validate"]
+    fits = [call for call in calls if call.events[0].facts.get("kind") != _VALIDATION]
     return fits or calls
+
+
+def fits_or_all(sessions: Sequence[Session]) -> list[Session]:
+    """Return the sessions with a call of `fit`; all if there is none."""
+    return [session for session in sessions if session.has_fit] or list(sessions)
 
 
 def read_sessions(run_dir: Path) -> list[Session]:
@@ -186,7 +200,7 @@ def _read_facts(session: Session) -> None:
     hints = facts.get("hints")
     session.hints = [hide_in_text(str(one)) for one in hints] if isinstance(hints, list) else []
     if isinstance(settings, dict):
-        session.settings = flattened(without_secrets(settings))
+        session.settings = session.resolved = flattened(without_secrets(settings))
 
 
 def _read_params(session: Session) -> None:

@@ -14,6 +14,11 @@ from modelzoo_trainer.report.alignment import align
 _LONGEST_CELL: Final = 300
 _RUN_DIR: Final = ("model_dir",)  # always differs
 _SEED: Final = ("seed",)
+_RESOLVED: Final = re.compile(
+    r"trainer\.init\.(seed|device|optimizer|optimizers|schedulers|precision|loop|checkpoint|logging"
+    r"|callbacks|loggers|model_dir)\b"
+)
+"""Settings in a file that `run.json` has as well, named as in Python."""
 _KEPT_PARTS: Final = 2  # of a short path
 _THIN_SPACE: Final = "\u2009"
 
@@ -36,6 +41,33 @@ class Comparison:
     """Other optimizers and schedules first, then the numbers that changed most, seeds last."""
     partial: list[Row]
     same: list[Row]
+
+
+def under_common_names(
+    found: Sequence[Mapping[str, str]], resolved: Sequence[Mapping[str, str]]
+) -> list[Mapping[str, str]]:
+    """Return the settings of runs from files and from Python under the names of Python.
+
+    Without a run of each kind, the settings are unchanged. What a trainer does not know, such as
+    the arguments of a model, keeps its path in the file.
+    """
+    is_of_file = [own != python for own, python in zip(found, resolved, strict=True)]
+    kinds = {of_file for own, of_file in zip(found, is_of_file, strict=True) if own}
+    if len(kinds) < 2:
+        return list(found)
+    return [
+        {**_only_in_file(own), **python} if of_file and _is_recorded(python) else own
+        for own, python, of_file in zip(found, resolved, is_of_file, strict=True)
+    ]
+
+
+def _is_recorded(python: Mapping[str, str]) -> bool:
+    """Return whether a run recorded settings beside the sizes of its data."""
+    return any(key.startswith("loop.") for key in python)
+
+
+def _only_in_file(own: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in own.items() if not _RESOLVED.match(key)}
 
 
 def compared(found: Sequence[Mapping[str, str]]) -> Comparison:

@@ -17,7 +17,7 @@ from modelzoo_trainer.report.metric_names import is_validation, natural
 from modelzoo_trainer.report.metrics_file import Series
 from modelzoo_trainer.report.run import Run
 from modelzoo_trainer.report.run_log import HINT
-from modelzoo_trainer.report.settings import Row, compared
+from modelzoo_trainer.report.settings import Row, compared, under_common_names
 from modelzoo_trainer.report.timeline import KINDS
 
 _MAX_METRICS: Final = 6  # in the overview
@@ -296,6 +296,8 @@ def warnings(runs: Sequence[Run]) -> str:
         for one in shown:
             often = f" <small>{one.num} times</small>" if one.num > 1 else ""
             time_of = f" <small>{escape(one.when)}</small>" if one.when else ""
+            if one.folder:
+                time_of += f" <small>(outside of training: {escape(one.folder)})</small>"
             found.append(
                 f'<li class="{one.level.lower()}">{label}<b>{one.level.capitalize()}</b> '
                 f"{escape(one.text)}{often}{time_of}</li>"
@@ -358,7 +360,8 @@ class Tables:
 
 def settings(runs: Sequence[Run]) -> Tables:
     """Return the settings of the runs as tables."""
-    found = _compared(runs, [run.settings for run in runs], "Setting")
+    named = under_common_names([run.settings for run in runs], [run.resolved for run in runs])
+    found = _compared(runs, named, "Setting")
     is_known = sum(bool(run.settings) for run in runs) > 1
     if found.differing or found.partial or not is_known:
         return found

@@ -4,12 +4,18 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, Checkpoint, StopTraining, TrainingLoop
-from modelzoo_trainer.callbacks import CheckLoss
+from modelzoo_trainer.callbacks import (
+    CheckLoss,
+    KeepNCheckpoints,
+    LogOptimizerParamGroup,
+    SaveBest,
+)
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.loggers import JsonlLogger, ProgressLogger
 from modelzoo_trainer.loggers import run_record as module
 from modelzoo_trainer.optim.composed import SequentialLR
 from modelzoo_trainer.optim.decay import LinearLR
+from modelzoo_trainer.optim.weight_decay import LinearWD
 
 
 def events(trainer):
@@ -61,6 +67,21 @@ def test_each_fit_has_its_events_and_the_facts_are_written_once(make, batches):
     assert (trainer.artifact_dir / "run.json").stat().st_mtime_ns == written
 
 
+def test_the_settings_are_those_of_the_newest_fit_and_not_of_a_validation(make, batches):
+    def loader(num_workers):
+        data = list(batches)
+        return torch.utils.data.DataLoader(data, batch_size=None, num_workers=num_workers)
+
+    trainer = make(JsonlLogger(), loop=TrainingLoop(num_steps=2))
+    trainer.validate(loader(0))
+    trainer.fit(loader(1))
+    assert facts(trainer)["settings"]["data"]["num_workers"] == 1
+    trainer.validate(loader(0))
+    assert facts(trainer)["settings"]["data"]["num_workers"] == 1
+    trainer.fit(loader(0))
+    assert facts(trainer)["settings"]["data"]["num_workers"] == 0
+
+
 class Fail(Callback):
     def __init__(self, error):
         self.error = error
@@ -105,6 +126,23 @@ def test_a_run_from_python_notes_its_settings(make, batches, monkeypatch):
     assert found["environment"]["command"] == "train.py --api_key=***"
     assert "torch" in found["environment"]["versions"]
     assert found["environment"]["processes"] == 1
+
+
+def test_all_arguments_of_shipped_parts_are_noted(make, batches):
+    class Mine(Callback):
+        def __init__(self, limit):
+            self.limit = limit
+
+    parts = [KeepNCheckpoints(2), SaveBest("loss", k=3), LogOptimizerParamGroup(["lr"]), Mine(5)]
+    trainer = make(*parts, JsonlLogger(), max_steps=1, checkpoint=Checkpoint(epochs=4))
+    trainer.fit(batches, batches[:1])
+    found = facts(trainer)["settings"]
+    keep, best, groups, mine = found["callbacks"][1:5]  # the first one is the trainer's
+    assert keep == {"KeepNCheckpoints": {"n": 2}}
+    assert (best["SaveBest"]["metric"], best["SaveBest"]["k"]) == ("loss", 3)
+    assert groups == {"LogOptimizerParamGroup": {"keys": ["lr"]}}
+    assert mine == {"Mine": {"limit": 5}}
+    assert found["checkpoint"]["Checkpoint"]["epochs"] == 4
 
 
 @pytest.mark.parametrize("has_params", [False, True])
@@ -188,6 +226,23 @@ def test_the_learning_rate_is_noted_as_it_was_given_and_not_as_a_warm_up_begins(
     assert found["schedulers"] == [{"LinearLR": noted}]
 
 
+def test_settings_are_noted_as_given_and_not_as_our_schedules_begin(make, batches):
+    trainer = make(
+        JsonlLogger(),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.5),
+        schedulers=[
+            lambda optimizer: LinearLR(optimizer, 0.0, 1e-2, 2),
+            lambda optimizer: LinearWD(optimizer, 0.0, 1.0, 2),
+        ],
+        loop=TrainingLoop(num_steps=2),
+    )
+    trainer.fit(batches)
+    found = facts(trainer)["settings"]["optimizer"]["AdamW"]
+    assert (found["lr"], found["weight_decay"]) == (3e-3, 0.5)
+    trainer.fit(batches)  # the schedules have ended
+    assert facts(trainer)["settings"]["optimizer"]["AdamW"] == found
+
+
 def ours(optimizer):
     members = [lambda _: LinearLR(None, 0.0, 0.1, 2), lambda _: LinearLR(None, 0.1, 0.0, 8)]
     return SequentialLR(optimizer, members)
@@ -226,12 +281,12 @@ def test_a_stream_has_no_order_to_note(make, batches):
     assert not {"shuffle", "sampler"} & set(facts(trainer)["settings"]["data"])
 
 
-def test_beside_a_configuration_only_what_it_lacks_is_noted(make, batches):
+def test_the_environment_has_what_a_configuration_lacks(make, batches):
     trainer = make(JsonlLogger())
     (trainer.artifact_dir / "params.yaml").write_text("trainer: {}\n")
     trainer.fit(batches)
     found = facts(trainer)
-    assert "settings" not in found
+    assert found["settings"]["loop"]["TrainingLoop"]
     assert set(found["environment"]) == {"device", "device_name", "host", "platform", "processes"}
 
 

@@ -27,10 +27,16 @@ def test_a_report_is_written_and_said(run, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_default_is_in_the_working_folder(run, tmp_path, monkeypatch):
+def test_the_default_is_in_the_working_folder_and_its_path_is_said(
+    run, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert main(["run"]) == 0
     assert (tmp_path / "report.html").is_file()
+    assert str(tmp_path / "report.html") in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "report.html in the working directory" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_report_is_overwritten_also_through_a_link(run, tmp_path):

@@ -105,15 +105,35 @@ def test_nothing_is_said_of_settings_that_are_not_known_or_differ(write_run, pag
     assert "No setting" not in configuration(page_of(first))
 
 
-@pytest.mark.parametrize(("num", "shown"), [(3, " open"), (100, "")])
+@pytest.mark.parametrize(("num", "shown"), [(3, " open"), (20, " open"), (21, "")])
 def test_a_few_settings_of_only_some_runs_are_shown_at_once(num, shown, write_run, page_of):
     params = "trainer: {seed: 1, schedule: {" + ", ".join(f"s{i}: 1" for i in range(num)) + "}}\n"
     html = page_of(
         write_run("a", losses(1), params=params),
         write_run("b", losses(1), params="trainer: {seed: 1}\n"),
     )
-    assert f"<details{shown}><summary>Only in some runs" in html
-    assert "<details><summary>The same" in html
+    assert f"<details{shown}><summary>Only in some runs ({num})</summary>" in html
+    assert "<details><summary>The same in all runs (1)</summary>" in html
+
+
+def test_a_run_from_a_file_and_one_from_python_are_compared_under_the_same_names(
+    write_run, page_of
+):
+    def write(name, steps, params=None):
+        settings = {"seed": 1, "loop": {"TrainingLoop": {"max_steps": steps}}}
+        facts = json.dumps({"environment": {}, "settings": settings})
+        path = "logs/20260101_000000/run.json"
+        return write_run(name, losses(1), params=params, files={path: facts})
+
+    params = "trainer: {init: {seed: 1, model: {width: 8}, loop: {max_steps: 5}}}\n"
+    python, file = write("python", 7), write("file", 5, params)
+    text = configuration(page_of(file, python))
+    assert "trainer.init" not in text.replace("trainer.init.model.width", "")
+    assert "(1)</summary>" in text.partition("Only in some runs")[2][:20]
+    assert re.search(r"TrainingLoop.max_steps</code></td><td>5</td><td>7 ", text)
+    of_files = configuration(page_of(file, write("other", 9, params.replace("5", "9"))))
+    assert "trainer.init.loop.max_steps" in of_files
+    assert "TrainingLoop" not in of_files
 
 
 def test_the_best_value_of_the_runs_is_marked(write_run, page_of):

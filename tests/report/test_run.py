@@ -116,6 +116,57 @@ def test_settings_are_those_of_the_newest_session(write_run, read):
     assert found.settings == {"trainer.init.seed": "2", "trainer.init.betas": "[0.9, 0.99]"}
 
 
+def later_session(run, events, **files):
+    folder = run / "logs" / "20260102_000000"
+    folder.mkdir()
+    (folder / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+
+
+FIT = [event("start", 0, kind="fit"), event("train_start", 1)]
+VALIDATION = [event("start", 99, kind="validate"), event("end", 99, outcome="finished")]
+PREDICTION = []  # has no events
+
+
+@pytest.mark.parametrize("later", [VALIDATION, PREDICTION], ids=["validation", "prediction"])
+def test_settings_and_environment_are_those_of_the_newest_fit(later, write_run, read):
+    facts = {"environment": {"command": "train"}, "sizes": {"data": {"batches_per_epoch": 45}}}
+    run = write_run(
+        lines=losses(1),
+        events=FIT,
+        params="trainer: {weight_decay: 0.01}\n",
+        files={"logs/20260101_000000/run.json": json.dumps(facts)},
+    )
+    facts = {"environment": {"command": "validate"}, "sizes": {"data": {"batches_per_epoch": 7}}}
+    params = "trainer: {weight_decay: 0.5}\n"
+    later_session(run, later, params_yaml=params, run_json=json.dumps(facts))
+    (found,) = read(run)
+    assert found.settings == {"trainer.weight_decay": "0.01", "data.batches_per_epoch": "45"}
+    assert found.environment == {"command": "train"}
+
+
+def test_settings_of_a_run_without_a_fit_are_those_of_the_newest_validation(write_run, read):
+    run = write_run(lines=losses(1), events=[event("start", 0, kind="validate")], params="a: 1\n")
+    later_session(run, VALIDATION, params_yaml="a: 2\n")
+    (found,) = read(run)
+    assert found.settings == {"a": "2"}
+
+
+def test_warnings_of_evaluations_come_last_with_their_folder(write_run, read, page_of):
+    log = "2026-01-01 00:00:00,001 WARNING: {}\n"
+    files = {"logs/20260101_000000/run.log": log.format("both") + log.format("of the fit")}
+    run = write_run(lines=losses(1), events=FIT, files=files)
+    later_session(run, VALIDATION, run_log=log.format("both") + log.format("of the validation"))
+    (found,) = read(run)
+    assert [(one.text, one.folder) for one in found.warnings] == [
+        ("both", ""),
+        ("of the fit", ""),
+        ("of the validation", "logs/20260102_000000"),
+    ]
+    assert page_of(run).count("outside of training: logs/20260102_000000") == 1
+
+
 def test_the_sizes_of_the_data_are_settings_of_every_run(write_run, read):
     sizes = {"data": {"batches_per_epoch": 45}, "validation": {"batches": [3, 4]}}
     run = write_run(

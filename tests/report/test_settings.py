@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelzoo_trainer.report.settings import compared, short_paths
+from modelzoo_trainer.report.settings import compared, short_paths, under_common_names
 
 
 def differing(first, second):
@@ -19,6 +19,27 @@ def test_the_largest_ratio_comes_first_and_seeds_last():
         ("a.name", ("x", "y")),
         ("a.seed", ("1", "9999")),
     ]
+
+
+FILE = {"trainer.init.loop.max_steps": "5", "trainer.init.model.width": "8"}
+PYTHON = {"loop.TrainingLoop.max_steps": "5"}
+
+
+def test_settings_from_a_file_have_the_names_of_python_beside_a_run_from_python():
+    found = under_common_names([FILE, PYTHON, {}], [PYTHON, PYTHON, {}])
+    assert found == [{"trainer.init.model.width": "8", **PYTHON}, PYTHON, {}]
+
+
+@pytest.mark.parametrize(
+    ("found", "resolved"),
+    [
+        ([FILE, FILE], [PYTHON, PYTHON]),
+        ([FILE, {}], [PYTHON, {}]),  # a foreign run
+        ([FILE, PYTHON], [{}, PYTHON]),  # a run of an earlier version
+    ],
+)
+def test_settings_are_unchanged_without_a_run_of_each_kind(found, resolved):
+    assert under_common_names(found, resolved) == found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""The arguments that a component was constructed with, for the record of a run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from numbers import Integral, Real
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, Final
+
+import torch
+
+_KEY: Final = "_constructor_arguments"
+_MOST_ITEMS: Final = 100  # of a list
+_TEXTS: Final = (str, Path, torch.device, torch.dtype)
+_NAMED: Final = (type, FunctionType, BuiltinFunctionType, MethodType)
+
+
+def keep_arguments(cls: type) -> None:
+    """Make the constructor of a class keep its arguments, for `arguments_of`."""
+    init: Any = vars(cls)["__init__"]
+    parameters = list(inspect.signature(init).parameters.values())[1:]
+    defaults = {
+        one.name: one.default
+        for one in parameters
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
+
+    @functools.wraps(init)
+    def keeping(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _KEY not in vars(self):  # else called by the constructor of a subclass
+            given = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+            vars(self)[_KEY] = {name: plain(value) for name, value in given.items()}
+        init(self, *args, **kwargs)
+
+    cls.__init__ = keeping  # type: ignore[misc]  # same signature
+
+
+def arguments_of(part: object) -> dict[str, Any]:
+    """Return the arguments as plain values, with defaults; empty if they were not kept.
+
+    Of a subclass whose own constructor does not keep its arguments, those for the base class.
+    """
+    kept: dict[str, Any] = getattr(part, "__dict__", {}).get(_KEY, {})
+    return dict(kept)
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON can have; of functions and other objects the name."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        few = len(value) <= _MOST_ITEMS
+        return [plain(one) for one in value] if few else f"{len(value)} items"
+    if isinstance(value, _TEXTS):
+        return str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return value.__qualname__ if isinstance(value, _NAMED) else type(value).__name__
