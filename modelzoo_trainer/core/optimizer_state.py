@@ -18,7 +18,7 @@ from modelzoo_trainer.core.optimizer_facts import (
     names_of,
     settings_of,
 )
-from modelzoo_trainer.core.schedulers import scheduled_keys
+from modelzoo_trainer.core.scheduler_settings import scheduled_keys
 from modelzoo_trainer.errors import CheckpointMismatch
 
 if TYPE_CHECKING:
