@@ -23,7 +23,13 @@ from modelzoo_trainer.core.scheduler_settings import (
     settings_in,
     settings_of,
 )
-from modelzoo_trainer.errors import CheckpointMismatch, ConfigError, suggest
+from modelzoo_trainer.errors import (
+    OF_ANOTHER_RUN,
+    ONLY_MODEL,
+    CheckpointMismatch,
+    ConfigError,
+    suggest,
+)
 from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.optim import Scheduler, check_conflicts
 
@@ -296,7 +302,7 @@ def _check_made(label: str, made: Any, optimizer: Optimizer) -> None:
 
 def _check_kinds(schedulers: list[Any], kinds: list[str | None]) -> None:
     """Compare the classes of schedulers with a checkpoint's, if it has them."""
-    advice = "Use the original ones, or load parts of the checkpoint with LoadCheckpointStates."
+    advice = f"Use the original ones. {OF_ANOTHER_RUN} {ONLY_MODEL}"
     if len(kinds) != len(schedulers):
         raise CheckpointMismatch(
             f"schedulers: the checkpoint has {len(kinds)}, but this run has {len(schedulers)}. "

@@ -303,8 +303,11 @@ def test_an_older_checkpoint_with_the_same_settings_is_resumed_silently(run, cap
 )
 def test_a_schedule_that_does_not_fit_is_refused(run, before, now, message) -> None:
     run("run", before, 10)
-    with pytest.raises(CheckpointMismatch, match=message):
+    with pytest.raises(CheckpointMismatch, match=message) as refused:
         run("run", now, 20)
+    if "ends before" not in message:
+        for remedy in ("model_dir", "ckpt_path=None", "null", "LoadCheckpointStates('model')"):
+            assert remedy in str(refused.value)
 
 
 # ---- what is no scheduler, or another optimizer's
