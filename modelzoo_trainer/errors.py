@@ -16,6 +16,7 @@ All other exceptions are built-in ones, or the user's, which keep their type.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 
 class ModelZooError(Exception):
@@ -36,6 +37,21 @@ class CheckpointError(ModelZooError, RuntimeError):
 
 class CheckpointMismatch(CheckpointError):
     """A checkpoint is intact, but does not belong to what it is loaded into."""
+
+
+OF_ANOTHER_RUN: Final = (
+    "If the checkpoint is of another run, use a new model_dir, another ckpt_path, or "
+    "ckpt_path=None (null in YAML) to load none."
+)
+"""Advice for a checkpoint that does not fit; for Python and YAML, and for every method."""
+ONLY_MODEL: Final = (
+    "To load only its model, pass its path as ckpt_path, with the callback "
+    "LoadCheckpointStates('model')."
+)
+WHAT_FITS: Final = (
+    "To load what fits, use Checkpoint(disable_strict_checkpoint_loading=True), in YAML "
+    "checkpoint.disable_strict_checkpoint_loading: true."
+)
 
 
 class DiskError(CheckpointError):

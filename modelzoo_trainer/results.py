@@ -46,6 +46,8 @@ class RunResult:
             the steps per second of training that the console and the report show.
         model_dir: The folder of the run.
         per_checkpoint: The metrics of each checkpoint of `validate_all`.
+        last_checkpoint: The last of them from which a run resumes; None = none. Those of callbacks
+            such as `SaveBest` do not count.
         best_checkpoint: The best checkpoint of the first `SaveBest`; None = none.
         weights_step: The step of the model's weights at its end, if `SaveBest(load_best=True)` has
             loaded others than those of `global_step`; None = those.
@@ -63,6 +65,7 @@ class RunResult:
     seconds: float = 0.0
     model_dir: Path = Path()
     per_checkpoint: Mapping[Path, Mapping[str, float]] = field(default_factory=dict)
+    last_checkpoint: Path | None = None
     best_checkpoint: Path | None = None
     weights_step: int | None = None
 
@@ -79,7 +82,7 @@ class RunResult:
         if self.weights_step is not None:
             parts.append(f"best weights of step {self.weights_step}")
         if self.checkpoints:
-            parts.append(f"last checkpoint {self.checkpoints[-1]}")
+            parts.append(f"last checkpoint {self.last_checkpoint or self.checkpoints[-1]}")
         if self.stopped_by is not None:
             parts.append(f"stopped by {self.stopped_by}")
         return f"{type(self).__name__}({', '.join(parts)})"

@@ -69,6 +69,7 @@ class EarlyStopping(Callback):
         self.min_delta = min_delta
         self.reset_on_fit = reset_on_fit
         self._level = logging.INFO if verbose else logging.DEBUG
+        self._has_validated = False
         self._reset()
 
     def _reset(self) -> None:
@@ -96,6 +97,7 @@ class EarlyStopping(Callback):
         loop: Any,
     ) -> None:
         self._watch.begin()
+        self._has_validated = False
         if self.reset_on_fit:
             self._reset()
 
@@ -152,6 +154,10 @@ class EarlyStopping(Callback):
         self._stop_all_if_due(trainer)
 
     @override
+    def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
+        self._has_validated = self._has_validated or trainer.val_is_complete
+
+    @override
     def on_step_boundary(self, trainer: Trainer) -> None:
         if self.num_waited >= self.patience and trainer.backend.comm.is_main:
             trainer.early_exit.stop(self._reason())
@@ -173,7 +179,8 @@ class EarlyStopping(Callback):
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
         trainer.drain()
-        if self._watch.hint and self.best is None:
+        had_time = self._has_validated or not trainer.early_exit.should_exit
+        if self._watch.hint and self.best is None and had_time:
             log.warning(
                 "EarlyStopping: no metric %r was logged, so early stopping had no effect. %s",
                 self.metric,

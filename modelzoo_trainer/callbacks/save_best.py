@@ -305,13 +305,27 @@ class SaveBest(Callback):
         self._use(trainer)
         self._sweep(trainer)
         if self._watch.hint and not self._best.entries:
+            self._explain_none(trainer)
+        if self.load_best and trainer.backend.caps.holds_values and not trainer.interrupted:
+            self._load(trainer)
+
+    def _explain_none(self, trainer: Trainer) -> None:
+        if self._had_time_for_it(trainer):
             log.warning(
                 "SaveBest: no metric %r was logged, so there is no best checkpoint. %s",
                 self.metric,
                 self._watch.hint,
             )
-        if self.load_best and trainer.backend.caps.holds_values and not trainer.interrupted:
-            self._load(trainer)
+        else:
+            log.info(
+                "SaveBest: there is no best checkpoint, because the fit stopped before its first "
+                "validation (%s was not logged).",
+                self.metric,
+            )
+
+    def _had_time_for_it(self, trainer: Trainer) -> bool:
+        """Return whether a valid metric would have been logged in this fit."""
+        return self._has_validated or not trainer.early_exit.should_exit
 
     def _use(self, trainer: Trainer) -> None:
         """Use the value that has arrived, if it belongs to the current weights."""
@@ -391,7 +405,7 @@ class SaveBest(Callback):
 
     def _require_metric(self, trainer: Trainer) -> None:
         """Raise a `ConfigError` if the metric was never logged, though the fit had time for it."""
-        if self._watch.is_missing and (self._has_validated or not trainer.early_exit.should_exit):
+        if self._watch.is_missing and self._had_time_for_it(trainer):
             raise ConfigError(
                 f"SaveBest.metric: {self.metric!r} was never logged in this fit, so load_best has "
                 f"no best weights to load; the model has those of step {trainer.global_step}. "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.console.bar import duration
@@ -162,7 +161,7 @@ def end_block(result: RunResult, step_s: float | None, num_samples: int | None) 
     if result.weights_step is not None:
         lines.append(_row("weights", f"of step {result.weights_step} (best)"))
     if result.checkpoints:
-        lines.append(_row("checkpoints", _paths(result.checkpoints)))
+        lines.append(_row("checkpoints", _paths(result)))
     return "\n".join(lines)
 
 
@@ -211,10 +210,12 @@ def _cells(row: tuple[str, ...], widths: list[int]) -> str:
     return "  ".join([f"{name:{widths[0]}}", *cells]).rstrip()
 
 
-def _paths(paths: tuple[Path, ...]) -> str:
+def _paths(result: RunResult) -> str:
+    paths = result.checkpoints
     folders = {path.parent for path in paths}
     folder = os.path.commonpath(folders) if len(folders) > 1 else str(folders.pop())
     names = [os.path.relpath(path, folder) for path in paths]
     if len(names) > 3:
-        return f"{len(names)} written by this fit in {shown_path(folder)}, the last is {names[-1]}"
+        last = os.path.relpath(result.last_checkpoint or paths[-1], folder)
+        return f"{len(names)} written by this fit in {shown_path(folder)}, the last is {last}"
     return f"{', '.join(names)} in {shown_path(folder)}"

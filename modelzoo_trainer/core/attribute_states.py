@@ -21,7 +21,7 @@ from modelzoo_trainer.checkpointing.state_json import uncompiled
 from modelzoo_trainer.core.optimizer_facts import check_shapes
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.core.schedulers import like_own, plain_state
-from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.errors import OF_ANOTHER_RUN, ONLY_MODEL, CheckpointMismatch, ConfigError
 from modelzoo_trainer.optim import Scheduler
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _load(trainer: Trainer, name: str, part: Any, saved: Mapping[str, Any]) -> N
     if kind != own:
         raise CheckpointMismatch(
             f"trainer.{name} is a {own}, but the checkpoint has the state of a {kind}. "
-            f"Use a {kind}, or load parts of the checkpoint with LoadCheckpointStates."
+            f"Use a {kind}. {OF_ANOTHER_RUN} {ONLY_MODEL}"
         )
     if isinstance(part, Optimizer):
         check_shapes(part, state, None, f"trainer.{name}")

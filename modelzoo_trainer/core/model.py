@@ -17,7 +17,7 @@ from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
 from modelzoo_trainer.constraints import Call
 from modelzoo_trainer.core.model_call import ModelCalls
-from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.errors import OF_ANOTHER_RUN, WHAT_FITS, CheckpointMismatch, ConfigError
 from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.models.freezing import in_evaluation_mode, set_training_mode
 
@@ -146,7 +146,7 @@ def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
         raise CheckpointMismatch(
             f"No entry of the checkpoint's model fits the model of this run: the checkpoint has "
             f"{_some(found)}, this run has {_some(own)}. Use the original model, or rename the "
-            f"entries in preprocess_checkpoint."
+            f"entries in preprocess_checkpoint. {OF_ANOTHER_RUN}"
         )
     for why, names in (
         ("the model has no such entries", set(found) - set(own)),
@@ -284,6 +284,5 @@ def _check_names(
         raise CheckpointMismatch(
             "The checkpoint's model does not fit the model of this run:\n"
             + "\n".join(rows)
-            + "\nUse the original configuration, another checkpoint, a new model_dir, or "
-            "checkpoint.disable_strict_checkpoint_loading: true."
+            + f"\nUse the original model. {OF_ANOTHER_RUN} {WHAT_FITS}"
         )

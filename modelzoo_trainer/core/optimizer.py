@@ -19,7 +19,7 @@ from modelzoo_trainer.core.attribute_states import parameters_beside, values_of
 from modelzoo_trainer.core.manual_steps import ManualSteps, check_manual
 from modelzoo_trainer.core.optimizer_state import OptimizerState
 from modelzoo_trainer.core.precision import parameters_of
-from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.errors import OF_ANOTHER_RUN, ONLY_MODEL, CheckpointMismatch, ConfigError
 from modelzoo_trainer.interceptors import Interceptable, event
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def _check_number(
     state_dict: StateDict, own: Mapping[str, OptimizerState], *, several: bool
 ) -> None:
     """Check that the checkpoint has the same optimizers as this run."""
-    advice = "Load only the model with LoadCheckpointStates, or use the original configuration."
+    advice = f"Use the original ones. {OF_ANOTHER_RUN} {ONLY_MODEL}"
     if several and _KEY in state_dict:
         raise CheckpointMismatch(
             f"The checkpoint has one optimizer, this run has several ({', '.join(own)}). {advice}"

@@ -11,12 +11,11 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from modelzoo_trainer.checkpointing.state_json import bare_names
-from modelzoo_trainer.errors import CheckpointMismatch
+from modelzoo_trainer.errors import OF_ANOTHER_RUN, ONLY_MODEL, CheckpointMismatch
 
 Settings = list[dict[str, Any]]
 Names = list[list[str]]
 
-_ADVICE: Final = "or load only the model with LoadCheckpointStates"
 _MOST: Final = 8  # differences in a message
 _PLAIN: Final = (bool, int, float, str, type(None))
 _KERNELS: Final = ("capturable", "differentiable", "foreach", "fused")  # no effect on the result
@@ -117,7 +116,7 @@ def check_names(now: Names, before: Names, whose: str = "optimizer") -> None:
                 raise CheckpointMismatch(
                     f"{whose}.param_groups[{group}]: parameter {idx} is {name!r}, but "
                     f"{expected!r} in the checkpoint, so it would get the wrong state. Pass the "
-                    f"parameters in the checkpoint's order, {_ADVICE}."
+                    f"parameters in the checkpoint's order. {OF_ANOTHER_RUN} {ONLY_MODEL}"
                 )
 
 
@@ -139,7 +138,7 @@ def check_shapes(
                 raise CheckpointMismatch(
                     f"the checkpoint's {whose} does not fit: {what} of {name} has the shape "
                     f"{shape}, but the parameter {tuple(param.shape)}. Use the original "
-                    f"model, {_ADVICE}."
+                    f"model. {OF_ANOTHER_RUN} {ONLY_MODEL}"
                 )
 
 

@@ -18,8 +18,8 @@ from modelzoo_trainer.core.optimizer_facts import (
     names_of,
     settings_of,
 )
-from modelzoo_trainer.core.schedulers import scheduled_keys
-from modelzoo_trainer.errors import CheckpointMismatch
+from modelzoo_trainer.core.scheduler_settings import scheduled_keys
+from modelzoo_trainer.errors import OF_ANOTHER_RUN, ONLY_MODEL, CheckpointMismatch
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -77,8 +77,8 @@ class OptimizerState:
         kind = state.pop(_KIND, own)  # the first format does not say
         if kind != own:
             raise CheckpointMismatch(
-                f"The checkpoint has {kind} as {self.label}, but this run has {own}. Load only "
-                f"the model with LoadCheckpointStates, or use {kind}."
+                f"The checkpoint has {kind} as {self.label}, but this run has {own}. "
+                f"Use {kind}. {OF_ANOTHER_RUN} {ONLY_MODEL}"
             )
         names, before = self._names(trainer), state.pop(_NAMES, None)
         if names and before and state["state"]:
@@ -91,8 +91,8 @@ class OptimizerState:
             optimizer.load_state_dict(state)
         except ValueError as error:
             raise CheckpointMismatch(
-                f"the checkpoint's {self.label} does not fit {own}: {error}. Load only the model "
-                f"with LoadCheckpointStates, or use the original optimizer and parameter groups."
+                f"the checkpoint's {self.label} does not fit {own}: {error}. Use the original "
+                f"optimizer and parameter groups. {OF_ANOTHER_RUN} {ONLY_MODEL}"
             ) from None
         check_optimizer(optimizer, before_load)
         self._held = settings

@@ -14,7 +14,13 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names
-from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.errors import (
+    OF_ANOTHER_RUN,
+    ONLY_MODEL,
+    WHAT_FITS,
+    CheckpointMismatch,
+    ConfigError,
+)
 from modelzoo_trainer.sparsity import (
     SparseParam,
     algorithms_of,
@@ -229,9 +235,8 @@ class Sparsity(CoreCallback):
         is_strict = not trainer.checkpoint.disable_strict_checkpoint_loading
         if is_strict and "global_step" in state_dict:
             raise CheckpointMismatch(
-                "The checkpoint has no masks, but this run has sparsity. Load its weights with "
-                "LoadCheckpointStates('model'), or set "
-                "checkpoint.disable_strict_checkpoint_loading: true."
+                f"The checkpoint has no masks, but this run has sparsity. {OF_ANOTHER_RUN} "
+                f"{ONLY_MODEL} {WHAT_FITS}"
             )
         log.warning("The checkpoint has no sparsity masks: creating them from its weights.")
         self._begin(trainer, state_dict.get("global_step", 0))
@@ -294,6 +299,5 @@ def _check(params: list[SparseParam], masks: Any) -> None:
         raise CheckpointMismatch(
             "The masks in the checkpoint do not fit this run's sparsity:\n"
             + "\n".join(rows)
-            + "\nUse the original param_filter, or "
-            "checkpoint.disable_strict_checkpoint_loading: true."
+            + f"\nUse the original param_filter. {OF_ANOTHER_RUN} {WHAT_FITS}"
         )

@@ -13,6 +13,7 @@ from modelzoo_trainer.checkpointing.state_json import uncompiled
 from modelzoo_trainer.core.attribute_states import like_of_attributes
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.devices import Backend
+from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -34,16 +35,44 @@ def load_states(
     run: skip states that belong to that run. `ignored`: states not to warn about.
     """
     known = dict(trainer.stateful_callbacks())
+    is_training = getattr(trainer, "is_fitting", True)  # a `Hooks` is for a custom training loop
     _warn_of_numbers(states, known)
     for name in states:
         if name not in known and name not in ignored:
-            log.warning("The checkpoint has state of %s, which is not part of this run.", name)
+            log.log(
+                logging.WARNING if is_training else logging.DEBUG,
+                "The checkpoint has state of %s, which is not part of this run.",
+                name,
+            )
+    skipped = []
     for name, callback in known.items():
         if name in states:
-            if not (is_foreign and getattr(callback, "state_is_of_run", False)):
+            if is_foreign and getattr(callback, "state_is_of_run", False):
+                skipped.append(name)
+            else:
                 _load_into(callback, name, states[name])
         elif states and strict:
             log.warning("The checkpoint has no state of %s; it starts from scratch.", name)
+    if skipped and is_training:
+        _log_skipped(trainer, skipped)
+
+
+def _log_skipped(trainer: Trainer, names: list[str]) -> None:
+    """Log which callbacks a fit starts without their state, as the checkpoint is of another run."""
+    checkpoint = trainer.checkpoint
+    path, _ = checkpoint.begun_with
+    assert path is not None  # it was read
+    key = "model_dir" if checkpoint.checkpoint_root is None else "checkpoint.checkpoint_root"
+    log.info(
+        "%s: starting from scratch, without the state in %s, because that checkpoint is not in the "
+        "checkpoint folder of this run, %s. To keep the state, resume in the folder of the "
+        "checkpoint: set %s to %s.",
+        ", ".join(names),
+        shown_path(path),
+        shown_path(checkpoint.root(trainer)),
+        key,
+        shown_path(path.parent),
+    )
 
 
 def _warn_of_numbers(states: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -46,6 +46,7 @@ class _Record:
         """The directions of metrics whose best value is kept."""
         self.per_checkpoint: dict[Path, Metrics] = {}
         self.checkpoints: list[Path] = []
+        self.last_checkpoint: Path | None = None
         self.begin = time.perf_counter()
         self.first_step: int | None = None
         self.failure: str | None = None
@@ -220,9 +221,11 @@ class Summary(CoreCallback):
     @override
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
         self.note_checkpoint(ckpt_path)
+        for record in self._open:
+            record.last_checkpoint = ckpt_path
 
     def note_checkpoint(self, path: Path) -> None:
-        """Add a checkpoint to the running calls."""
+        """Add a checkpoint, also one of a callback, to the running calls."""
         for record in self._open:
             record.checkpoints.append(path)
 
@@ -255,6 +258,7 @@ def _result_of(trainer: Trainer, record: _Record) -> RunResult:
     step = trainer.global_step
     weights_step = loaded_step_of(trainer)
     bests = {name: found[-1] for name, found in record.bests.items() if found}
+    last = record.last_checkpoint
     return RunResult(
         method=record.method,
         metrics=_numbers(record.last, record.scope),
@@ -272,6 +276,7 @@ def _result_of(trainer: Trainer, record: _Record) -> RunResult:
         seconds=time.perf_counter() - record.begin,
         model_dir=trainer.model_dir,
         per_checkpoint={path: _numbers(found) for path, found in record.per_checkpoint.items()},
+        last_checkpoint=last if last is not None and last.exists() else None,
         best_checkpoint=next(
             (one.best_path for one in trainer.all_callbacks if hasattr(type(one), "best_path")),
             None,

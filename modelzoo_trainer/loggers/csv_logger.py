@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Metrics
-from modelzoo_trainer.loggers.file_logger import FileLogger, Line, Loaded
+from modelzoo_trainer.loggers.file_logger import FileLogger, Line, Loaded, is_test
 
 Row = dict[str, str]
 
@@ -170,8 +170,9 @@ class CSVLogger(FileLogger):
     an n. Strings are truncated to 32767 characters. Tensors of more than one element are dropped.
     Rows are written within about a second.
 
-    A resumed run first truncates the table to its state at the checkpoint; from another table it
-    removes the rows of steps that it will repeat. A run that starts at step 0 renames a table of
+    A resumed run first truncates the table to its state at the checkpoint, but keeps results of
+    `trainer.test`; from another table it removes the rows of steps that it will repeat. A run that
+    starts at step 0 renames a table of
     an earlier run to `metrics-<time>.csv`.
 
     If the file cannot be written, a warning is logged once, and the run continues.
@@ -225,13 +226,14 @@ class CSVLogger(FileLogger):
 
 
 def _kept(rows: list[Row], loaded: Loaded) -> list[Row]:
-    """Return the rows at a checkpoint, and those of validations since it was loaded."""
+    """Return the rows at a checkpoint, and later ones that a resumed run does not repeat."""
     place = loaded.place
     if place is None or not is_at(rows, place):
         return [row for row in rows if step_of(row) <= loaded.step]
     num = place["num_rows"]
-    own = [] if loaded.since is None else rows[max(loaded.since, num) :]
-    return rows[:num] + [row for row in own if step_of(row) <= loaded.step]
+    start = len(rows) if loaded.since is None else max(loaded.since, num)
+    tests = [] if loaded.repeats_tests else [row for row in rows[num:start] if is_test(row)]
+    return rows[:num] + [row for row in tests + rows[start:] if step_of(row) <= loaded.step]
 
 
 def to_row(metrics: Metrics, step: int, now: float) -> Row:

@@ -9,6 +9,7 @@ import os
 import re
 import time
 from abc import abstractmethod
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,6 +21,7 @@ from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.regular_files import require_regular
+from modelzoo_trainer.results_log import scopes_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -54,10 +56,10 @@ def mark(path: Path) -> dict[str, Any]:
     return {"num_bytes": num_bytes, "tail": _digest(tail)}
 
 
-def cut_to(path: Path, place: dict[str, Any]) -> bool:
+def cut_to(path: Path, place: dict[str, Any], kept: bytes = b"") -> bool:
     """Truncate a file to a mark, if it is the marked one; return whether it is.
 
-    An empty file cannot be identified, so it never is.
+    `kept`: the lines after the mark that stay. An empty file cannot be identified, so it never is.
     """
     num_bytes = place.get("num_bytes")
     if not num_bytes or not path.is_file():
@@ -66,10 +68,15 @@ def cut_to(path: Path, place: dict[str, Any]) -> bool:
         size = file.seek(0, os.SEEK_END)
         if size < num_bytes or _digest(_before(file, num_bytes)) != place.get("tail"):
             return False
-        if size > num_bytes:
+        end = num_bytes + len(kept)
+        if size > end or kept:
             file.truncate(num_bytes)
+            file.seek(num_bytes)
+            file.write(kept)
+            file.flush()
             os.fsync(file.fileno())
-            log.info("Truncated %s from %d to %d bytes.", path, size, num_bytes)
+        if size > end:
+            log.info("Truncated %s from %d to %d bytes.", path, size, end)
     return True
 
 
@@ -124,14 +131,21 @@ def put_aside(path: Path) -> Path | None:
     return path.rename(fresh)
 
 
-def lines_from(path: Path, start: int, step: int) -> bytes:
-    """Return the lines of a file from an offset, without those of later steps."""
+def lines_from(path: Path, start: int, step: int, stop: int | None = None) -> list[bytes]:
+    """Return the lines of a file from an offset, up to another, without those of later steps."""
     if not path.is_file():
-        return b""
+        return []
     with path.open("rb") as file:
         file.seek(start)
-        found = [(_step_of(line), line) for line in file]
-    return b"".join(line for own, line in found if own is not None and own <= step)
+        lines = file.read(-1 if stop is None else max(0, stop - start)).splitlines(keepends=True)
+    found = [(_step_of(line), line) for line in lines]
+    return [line for own, line in found if own is not None and own <= step]
+
+
+def is_test(names: Iterable[str]) -> bool:
+    """Return whether metrics are those of `trainer.test`, which a resumed fit does not repeat."""
+    names = set(names) - {"step", "time"}
+    return bool(names) and all(name.startswith("test/") for name in names)
 
 
 def end_last_line(path: Path) -> None:
@@ -181,6 +195,8 @@ class Loaded(NamedTuple):
     """The end of the file when it was written."""
     since: Any
     """The end of the file when it, or one before it, was loaded."""
+    repeats_tests: bool
+    """Whether a fit logs metrics that are named like those of `trainer.test`."""
 
 
 class FileLogger(Logger):
@@ -247,7 +263,7 @@ class FileLogger(Logger):
 
     @abstractmethod
     def _cut(self, path: Path, loaded: Loaded) -> None:
-        """Truncate the file to a checkpoint; keep what was written since it was loaded."""
+        """Truncate the file to a checkpoint; keep tests, and what was written since the load."""
 
     # ---- lines
 
@@ -306,7 +322,8 @@ class FileLogger(Logger):
             return
         if "global_step" in state_dict:
             since = self._since(self.state_dict()) if self._loaded is None else self._loaded.since
-            self._loaded = Loaded(trainer.global_step, place, since)
+            repeats_tests = "test" in scopes_of(trainer)
+            self._loaded = Loaded(trainer.global_step, place, since, repeats_tests)
         if trainer.is_resuming:  # a validation of a checkpoint does not truncate the file
             self._go_back(trainer)
 

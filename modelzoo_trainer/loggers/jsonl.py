@@ -23,6 +23,7 @@ from modelzoo_trainer.loggers.file_logger import (
     cut_back,
     cut_to,
     end_last_line,
+    is_test,
     lines_from,
     mark,
 )
@@ -48,8 +49,9 @@ class JsonlLogger(FileLogger):
     those of more than 1000 elements are dropped. Lines are written within about a second.
 
     A resumed run first truncates the file to its state at the checkpoint; from another file it
-    removes the lines of steps that it will repeat. Validations since the checkpoint was loaded are
-    kept. A run that starts at step 0 renames a file of an earlier run to `metrics-<time>.jsonl`.
+    removes the lines of steps that it will repeat. Results of `trainer.test`, and validations since
+    the checkpoint was loaded, are kept. A run that starts at step 0 renames a file of an earlier
+    run to `metrics-<time>.jsonl`.
 
     For `modelzoo-trainer report` it also writes to `logs/<time>` the environment, the settings and
     the numbers of batches (`run.json`), and the times of training, validations and checkpoints,
@@ -104,16 +106,9 @@ class JsonlLogger(FileLogger):
 
     @override
     def _cut(self, path: Path, loaded: Loaded) -> None:
-        own = b""
-        if loaded.since is not None and loaded.place is not None:
-            start = max(loaded.since, loaded.place.get("num_bytes") or 0)
-            own = lines_from(path, start, loaded.step)
-        if loaded.place is None or not cut_to(path, loaded.place):
+        if loaded.place is None or not cut_to(path, loaded.place, _kept(path, loaded)):
             log.debug("%s: removing the lines after step %d.", path, loaded.step)
             cut_back(path, loaded.step)
-        elif own:
-            with path.open("ab") as file:
-                file.write(own)
 
     # ---- events for the report
 
@@ -194,6 +189,25 @@ class JsonlLogger(FileLogger):
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
         if self._record is not None:
             self._record.end_saving(trainer, ckpt_path)
+
+
+def _kept(path: Path, loaded: Loaded) -> bytes:
+    """Return the lines after a checkpoint's mark that a resumed run does not repeat."""
+    assert loaded.place is not None  # it has the mark
+    end = loaded.place.get("num_bytes") or 0
+    start = None if loaded.since is None else max(loaded.since, end)
+    tests = [] if loaded.repeats_tests else lines_from(path, end, loaded.step, start)
+    own = [] if start is None else lines_from(path, start, loaded.step)
+    return b"".join([line for line in tests if is_test(_names_in(line))] + own)
+
+
+def _names_in(line: bytes) -> list[str]:
+    """Return the names in a line; none if it is invalid."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return []
+    return list(record) if isinstance(record, dict) else []
 
 
 def to_lines(lines: list[Line]) -> str:

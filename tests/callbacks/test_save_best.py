@@ -2,6 +2,8 @@
 
 import logging
 import math
+import os
+import signal
 from contextlib import nullcontext
 
 import pytest
@@ -381,6 +383,22 @@ def test_a_metric_that_never_appears_is_reported_with_the_nearest_name(make, bat
     make(SaveBest("validate_0/los")).fit(batches, batches[:1])
     assert "no metric 'validate_0/los' was logged" in caplog.text
     assert "Did you mean 'validate_0/loss'?" in caplog.text
+
+
+def test_a_run_that_is_interrupted_before_a_validation_does_not_doubt_the_name(
+    make, batches, caplog
+):
+    class Interrupt(Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    caplog.set_level(logging.INFO)
+    trainer = make(SaveBest("validate_0/f1"), Interrupt())
+    trainer.raise_on_interrupt = False
+    trainer.fit(batches, batches[:1])
+    assert trainer.interrupted == "SIGTERM"
+    assert "no metric" not in caplog.text
+    assert "before its first validation" in caplog.text
 
 
 def test_a_metric_that_appears_is_not_missed(make, batches, caplog):

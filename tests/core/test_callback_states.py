@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from modelzoo_trainer import Callback, Checkpoint
+from modelzoo_trainer.callbacks import EarlyStopping, SaveBest
 from tests.doubles import tiny_batches
 
 BATCHES = tiny_batches(4)
@@ -70,6 +73,47 @@ def test_a_state_of_a_run_comes_back_from_another_folder_of_its_own(trainer_of, 
             model_dir=tmp_path / "run",
         ).fit(BATCHES)
     assert callback.num == 4
+
+
+def test_a_fit_from_another_folder_logs_which_states_it_does_not_take(
+    trainer_of, tmp_path, caplog
+) -> None:
+    def watching():
+        return SaveBest("validate_0/loss"), EarlyStopping("validate_0/loss"), Counting()
+
+    settings = {"checkpoint": Checkpoint(steps=2), "max_steps": 2}
+    first = trainer_of(*watching(), model_dir=tmp_path / "first", **settings)
+    first.fit(BATCHES, BATCHES[:1])
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    settings["max_steps"] = 3
+    path = first.model_dir / "checkpoint_2"
+    trainer_of(*watching(), model_dir=tmp_path / "other", **settings).fit(
+        BATCHES, BATCHES[:1], ckpt_path=path
+    )
+    [told] = [text for text in caplog.messages if "without the state" in text]
+    assert told.startswith("SaveBest, EarlyStopping: ")
+    assert "Counting" not in told
+    for fact in ("checkpoint_2", "other", "model_dir", "first"):
+        assert fact in told
+    caplog.clear()
+    trainer_of(*watching(), model_dir=tmp_path / "first", **settings).fit(BATCHES, BATCHES[:1])
+    assert "without the state" not in caplog.text
+
+
+def test_a_validation_does_not_warn_about_callbacks_of_the_training(
+    trainer_of, tmp_path, caplog
+) -> None:
+    first = trainer_of(OfRun(), checkpoint=Checkpoint(steps=2), max_steps=2)
+    first.fit(BATCHES)
+    path = first.model_dir / "checkpoint_2"
+    other = trainer_of(model_dir=tmp_path / "other")
+    caplog.clear()
+    for method in (other.validate, other.test, other.validate_all, other.predict):
+        method(BATCHES[:1], path)
+    assert "OfRun" not in caplog.text
+    other.fit(BATCHES, ckpt_path=path)
+    assert "state of OfRun, which is not part of this run" in caplog.text
 
 
 class Asking(Callback):

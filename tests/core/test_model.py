@@ -86,6 +86,24 @@ def test_a_model_may_be_compiled_or_not_when_a_run_is_resumed(
     assert "not loaded" not in caplog.text
 
 
+@pytest.mark.parametrize("method", ["fit", "validate", "predict"])
+def test_the_advice_on_another_model_holds_in_python_and_in_yaml(
+    trainer_of, tmp_path, method
+) -> None:
+    run(trainer_of, TinyModel, 5)
+    other = trainer_of(model=lambda: nn.Sequential(TinyModel()))
+    with pytest.raises(CheckpointMismatch, match=r"unexpected   hidden\.bias") as refused:
+        getattr(other, method)(BATCHES)
+    for remedy in (
+        "model_dir",
+        "ckpt_path=None",
+        "null",
+        "Checkpoint(disable_strict_checkpoint_loading=True)",
+        "checkpoint.disable_strict_checkpoint_loading: true",
+    ):
+        assert remedy in str(refused.value)
+
+
 @pytest.mark.parametrize("model", [compiled, partly_compiled, TinyModel])
 def test_what_is_saved_has_the_names_of_the_bare_model(trainer_of, model) -> None:
     trainer = run(trainer_of, model, 5)

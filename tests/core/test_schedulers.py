@@ -13,7 +13,7 @@ from torch.optim.swa_utils import SWALR
 
 from modelzoo_trainer import Callback, Checkpoint
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
-from modelzoo_trainer.optim.decay import LinearLR
+from modelzoo_trainer.optim.decay import ConstantLR, LinearLR
 from tests.doubles import TinyModel, tiny_batches
 
 BATCHES = tiny_batches(20)
@@ -41,6 +41,13 @@ class Older(Callback):
             del state["scheduler_class"], state["scheduler_settings"]
         for name in ("kind", "names", "settings"):
             del state_dict["optimizer"][name]
+
+
+class Partly(Callback):
+    """Takes the optimizer out of a checkpoint."""
+
+    def preprocess_checkpoint(self, trainer, state_dict):
+        del state_dict["optimizer"]
 
 
 class Halving(torch_schedulers.LRScheduler):
@@ -96,7 +103,9 @@ def momentum(model: torch.nn.Module) -> torch.optim.Optimizer:
 def run(trainer_of, tmp_path):
     """A function that trains to a step, in a folder, and returns what it was trained with."""
 
-    def train(name: str, schedulers: Any, max_steps: int, *callbacks: Any) -> Rates:
+    def train(
+        name: str, schedulers: Any, max_steps: int, *callbacks: Any, path: Any = ...
+    ) -> Rates:
         rates = Rates()
         trainer_of(
             rates,
@@ -106,7 +115,7 @@ def run(trainer_of, tmp_path):
             optimizer=momentum,
             max_steps=max_steps,
             checkpoint=Checkpoint(steps=5),
-        ).fit(BATCHES)
+        ).fit(BATCHES, ckpt_path=path)
         return rates
 
     return train
@@ -166,8 +175,67 @@ def test_a_schedule_of_ours_goes_on_with_the_settings_given_now(run) -> None:
 
 
 @pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (lambda optimizer: LinearLR(optimizer, 0.05, 0.0, 20), "lr is 0.025 at step 10 "),
+        (lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 40), "lr is 0.075 at step 10 "),
+    ],
+)
+def test_another_rate_of_a_schedule_of_ours_is_warned_about(run, caplog, now, told) -> None:
+    run("run", lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20), 10)
+    caplog.clear()
+    run("run", now, 15)
+    [warning] = warnings_in(caplog)
+    assert warning.startswith("schedulers[0] (LinearLR): ")
+    assert told in warning
+    assert "checkpoint: 0.05" in warning
+    caplog.clear()
+    run("run", now, 20)
+    assert warnings_in(caplog) == []
+
+
+def test_a_rate_that_differs_by_rounding_is_the_same(run, caplog) -> None:
+    class Factored(ConstantLR):
+        def value(self, step):
+            return super().value(step) * (1 + 1e-9)
+
+    run("run", lambda optimizer: ConstantLR(optimizer, 0.1), 10)
+    caplog.clear()
+    Factored.__name__ = "ConstantLR"
+    run("run", lambda optimizer: Factored(optimizer, 0.1), 15)
+    assert warnings_in(caplog) == []
+
+
+def test_a_validation_does_not_warn_about_another_rate(trainer_of, tmp_path, caplog) -> None:
+    def trainer(rate, **settings):
+        return trainer_of(
+            optimizer=momentum,
+            schedulers=lambda optimizer: ConstantLR(optimizer, rate),
+            checkpoint=Checkpoint(steps=2),
+            **settings,
+        )
+
+    trainer(0.1, max_steps=2).fit(BATCHES)
+    caplog.clear()
+    path = tmp_path / "run" / "checkpoint_2"
+    other = trainer(0.2)
+    other.validate(BATCHES[:1], path)
+    assert warnings_in(caplog) == []
+
+
+def test_only_a_restored_optimizer_is_compared(run, caplog, tmp_path) -> None:
+    run("run", lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20), 10)
+    caplog.clear()
+    path = tmp_path / "run" / "checkpoint_10"
+    run("other", lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20), 12, Partly(), path=path)
+    assert warnings_in(caplog) == []
+
+
+@pytest.mark.parametrize(
     "schedulers",
     [
+        lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20),
+        lambda optimizer: ConstantLR(optimizer, 0.1),
         cosine(20),
         exponential(0.9),
         one_cycle(20),
@@ -235,8 +303,11 @@ def test_an_older_checkpoint_with_the_same_settings_is_resumed_silently(run, cap
 )
 def test_a_schedule_that_does_not_fit_is_refused(run, before, now, message) -> None:
     run("run", before, 10)
-    with pytest.raises(CheckpointMismatch, match=message):
+    with pytest.raises(CheckpointMismatch, match=message) as refused:
         run("run", now, 20)
+    if "ends before" not in message:
+        for remedy in ("model_dir", "ckpt_path=None", "null", "LoadCheckpointStates('model')"):
+            assert remedy in str(refused.value)
 
 
 # ---- what is no scheduler, or another optimizer's

@@ -143,6 +143,33 @@ def test_checkpoints_that_were_deleted_are_left_out(trainer_of) -> None:
     assert [path.name for path in result.checkpoints] == ["checkpoint_3"]
 
 
+@pytest.mark.parametrize("num", [1, 4])
+def test_the_last_checkpoint_is_the_one_to_resume_from(trainer_of, caplog, num) -> None:
+    caplog.set_level(logging.INFO)
+    trainer = trainer_of(
+        SaveBest("validate_0/score", mode="max", k=9),
+        Reports("score", *range(num)),
+        max_steps=num,
+        eval_frequency=1,
+        checkpoint=Checkpoint(steps=2),
+    )
+    result = trainer.fit(tiny_batches(), tiny_batches(1))
+    path = trainer.model_dir / f"checkpoint_{num}"
+    assert result.last_checkpoint == path
+    assert f"last checkpoint {path}" in repr(result)
+    assert result.checkpoints[-1].name == f"best_{num}"
+    if num > 3:  # too many to list
+        assert f"the last is {path.name}" in caplog.text.replace("\n               ", " ")
+
+
+def test_without_own_checkpoints_there_is_no_last_one_to_resume_from(trainer_of) -> None:
+    result = trainer_of(SaveBest("validate_0/loss"), max_steps=2).fit(
+        tiny_batches(), tiny_batches(1)
+    )
+    assert result.last_checkpoint is None
+    assert "best_2" in repr(result)
+
+
 def test_the_best_checkpoint_is_among_them(trainer_of) -> None:
     best = SaveBest("validate_0/loss", mode="min")
     result = trainer_of(best, max_steps=2).fit(tiny_batches(), tiny_batches(1))

@@ -244,6 +244,22 @@ def test_a_row_that_a_crash_cut_off_is_removed(make, batches):
     assert all(row["loss"] for row in rows_of(path))
 
 
+def test_results_of_tests_stay_in_the_table_of_a_run_that_resumes(make, batches):
+    first = make(CSVLogger(), checkpoint=Checkpoint(steps=2), max_steps=3)
+    first.fit(batches)
+    first.close()
+    for step in (2, 3):
+        other = make(CSVLogger())
+        other.test(batches[:1], ckpt_path=first.model_dir / f"checkpoint_{step}")
+        other.close()
+    second = make(CSVLogger(), max_steps=4)
+    second.fit(batches, ckpt_path=first.model_dir / "checkpoint_2")
+    second.close()
+    rows = rows_of(first.model_dir / "metrics.csv")
+    assert [row["step"] for row in rows if row["test/loss"]] == ["2"]
+    assert [row["step"] for row in rows if row["loss"]] == ["1", "2", "3", "4"]
+
+
 def test_an_empty_table_has_a_place_too(tmp_path):
     assert CsvTable(tmp_path / "none.csv").end() == {"num_rows": 0, "last": ["", ""]}
 

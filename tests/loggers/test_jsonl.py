@@ -12,6 +12,7 @@ from modelzoo_trainer import (
     Checkpoint,
     RollBack,
     TrainingLoop,
+    ValidationCallback,
     checkpointing,
 )
 from modelzoo_trainer.loggers import JsonlLogger
@@ -286,6 +287,76 @@ def test_a_fit_after_a_load_removes_the_steps_that_it_takes_again(make, batches,
         assert b"validate" in own
         assert own not in expected
     assert lines == expected
+
+
+def test_results_of_tests_stay_in_the_file_of_a_run_that_resumes(make, batches):
+    loop = TrainingLoop(max_steps=4, eval_frequency=2)
+    first = make(JsonlLogger(), callbacks=[CrashAt(3)], loop=loop, checkpoint=Checkpoint(steps=2))
+    with pytest.raises(Crash):
+        first.fit(batches, batches[:2])
+    first.close()
+    path = first.model_dir / "metrics.jsonl"
+    for method in ("test", "validate"):
+        other = make(JsonlLogger())
+        getattr(other, method)(batches[:2], ckpt_path=first.model_dir / "checkpoint_2")
+        other.close()
+    resumed = make(JsonlLogger(), loop=loop)
+    resumed.fit(batches, batches[:2])
+    resumed.close()
+    found = read(path)
+    assert [line["step"] for line in found if "test/loss" in line] == [2]
+    assert [line["step"] for line in found if "validate_0/loss" in line] == [2, 4]
+    assert [line["step"] for line in found if "loss" in line] == [1, 2, 3, 4]
+
+
+def test_a_file_that_ends_with_tests_is_not_truncated(make, batches, caplog):
+    caplog.set_level("INFO")
+    first = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=2)
+    first.fit(batches)
+    first.test(batches[:1])
+    first.close()
+    path = first.model_dir / "metrics.jsonl"
+    before = path.read_bytes()
+    assert b"test/loss" in before
+    second = make(JsonlLogger(), max_steps=3)
+    second.fit(batches)
+    second.close()
+    assert path.read_bytes().startswith(before)
+    assert "Truncated" not in caplog.text
+
+
+def test_what_is_no_line_of_a_test_is_removed(make, batches):
+    first = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=2)
+    first.fit(batches)
+    first.close()
+    path = first.model_dir / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 2, "time": torn}\n7\n{"step": 2, "time": 1.0}\n')
+        file.write('{"step": 2, "time": 1.0, "test/loss": 1.0, "loss": 1.0}\n')
+        file.write('{"step": 3, "time": 1.0, "test/loss": 1.0}\n')
+    make(JsonlLogger(), max_steps=3).fit(batches)
+    assert steps(path) == [1, 2, 3]
+    assert "test/loss" not in path.read_text()
+
+
+def test_a_validation_of_a_fit_that_is_named_like_a_test_is_not_kept(make, batches):
+    class Custom(ValidationCallback):
+        name_scope, every_n_vals, num_validate_loops = "test", 1, 1
+
+        def run_validation(self, trainer, loop_idx, is_last):
+            trainer.log_metrics(score=1.0)
+
+    loop = TrainingLoop(max_steps=4, eval_frequency=2)
+    settings = {"loop": loop, "checkpoint": Checkpoint(steps=2)}
+    first = make(JsonlLogger(), callbacks=[Custom(), CrashAt(3)], **settings)
+    with pytest.raises(Crash):
+        first.fit(batches, batches[:2])
+    first.close()
+    second = make(JsonlLogger(), callbacks=[Custom()], **settings)
+    second.fit(batches, batches[:2])
+    second.close()
+    found = read(second.model_dir / "metrics.jsonl")
+    assert [line["step"] for line in found if "test/score" in line] == [2, 4]
 
 
 def test_a_trainer_that_loads_an_older_checkpoint_takes_its_lines_back(make, batches):
