@@ -71,11 +71,16 @@ class RunRecord:
         self._val_batches: list[int | None] = []
 
     def begin(self, trainer: Trainer, kind: str, loader: Loader) -> None:
-        """Record the start of a fit or a validation; `run.json` has the settings of a fit."""
+        """Record the start of a fit or a validation; write `run.json` once, or again for a fit."""
         if not (self._folder / FACTS).exists():
-            self._write_facts(trainer, loader)
+            self._write_facts(trainer, loader, kind)
         elif kind == "fit":
-            self._update_settings(trainer, loader)
+            self._facts = facts = self._read_facts()
+            if facts is not None and facts.get("kind") != kind:
+                self._write_facts(trainer, loader, kind)
+            elif facts is not None:
+                data = known(partial(_data, loader), {})  # of another fit of the trainer
+                self._add(settings={**facts.get("settings", {}), "data": data})
         self.note("start", trainer.global_step, kind=kind)
         self.flush()
 
@@ -198,23 +203,14 @@ class RunRecord:
         except OSError as error:
             self._fail(EVENTS, error)
 
-    def _write_facts(self, trainer: Trainer, loader: Loader) -> None:
+    def _write_facts(self, trainer: Trainer, loader: Loader, kind: str) -> None:
         has_params = (self._folder / _PARAMS).exists()
         try:
             facts = facts_of(trainer, loader, has_params=has_params)
         except Exception as error:  # a property of a user's class
             log.warning("The settings of the run are not saved: %s", error, exc_info=error)
             return
-        self._store(facts)
-
-    def _update_settings(self, trainer: Trainer, loader: Loader) -> None:
-        """Replace the settings of an earlier fit or validation, if they differ."""
-        try:
-            new = {**_settings(trainer), "data": _data(loader)}
-        except Exception as error:  # a property of a user's class
-            log.warning("The settings of the fit are not saved: %s", error, exc_info=error)
-            return
-        self._add(settings=json.loads(json.dumps(new)))
+        self._store({**facts, "kind": kind})
 
     def _store(self, facts: dict[str, Any]) -> None:
         self._facts = facts
