@@ -95,7 +95,7 @@ class EarlyStopping(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._watch.begin()
+        self._watch.begin(trainer.summary.unlogged)
         if self.reset_on_fit:
             self._reset()
 

@@ -237,7 +237,7 @@ class SaveBest(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._watch.begin()
+        self._watch.begin(trainer.summary.unlogged)
         self._has_validated = self._has_trained = False
         self._had_best = bool(self._best.entries)
         self._warn_of_averages(trainer)
