@@ -49,6 +49,8 @@ class ModelCallback(CoreCallback, Interceptable):
                 f"model got {given}. Pass a torch.nn.Module, or a callable that returns one."
             )
         self.model: Module | ModelFactory = model
+        self.was_object = isinstance(model, Module)
+        """Whether a module was given, which may have trained weights."""
         self.calls = ModelCalls(call_model)
 
     def change(self, change: Callable[[Module], Module]) -> None:
