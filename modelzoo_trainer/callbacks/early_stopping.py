@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Module
 from typing_extensions import override
@@ -52,6 +52,9 @@ class EarlyStopping(Callback):
     needs_trainer = True
 
     state_is_of_run = True
+
+    with_one_value: Final = "it never stops the run"
+    """The effect if the metric is logged only at the end, for a hint."""
 
     @checked()
     def __init__(

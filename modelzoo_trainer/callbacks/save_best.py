@@ -169,6 +169,9 @@ class SaveBest(Callback):
 
     state_is_of_run = True
 
+    with_one_value: Final = "the best weights are the last ones"
+    """The effect if the metric is logged only at the end, for a hint."""
+
     @checked()
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,

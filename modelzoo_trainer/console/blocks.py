@@ -40,7 +40,7 @@ def start_block(trainer: Trainer, val_dataloader: Any) -> str:
     found = {label: known(text, "") for label, text in rows.items()}
     lines = [known(lambda: _head(trainer), "Training")]
     lines += [_row(label, text) for label, text in found.items() if text]
-    lines += [_row("hint", hint) for hint in hints_of(trainer)]
+    lines += [_row("hint", hint) for hint in hints_of(trainer, val_dataloader)]
     return "\n".join(lines)
 
 

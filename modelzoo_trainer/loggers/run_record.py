@@ -76,12 +76,12 @@ class RunRecord:
         self.flush()
 
     def begin_fit(self, trainer: Trainer, val_dataloader: Any, eval_steps: int | None) -> None:
-        """Add the sizes of the data and the hints about the schedules of a fit to `run.json`."""
+        """Add the sizes of the data and the hints about a fit to `run.json`."""
         if trainer.schedule.validates:
             count = partial(num_validation_batches, backend=trainer.backend, limit=eval_steps)
             loaders = as_loaders(val_dataloader, "val_dataloader")
             self._val_batches = [known(partial(count, loader), None) for loader in loaders]
-        self._add(sizes=self._sizes(trainer), hints=list(hints_of(trainer)))
+        self._add(sizes=self._sizes(trainer), hints=list(hints_of(trainer, val_dataloader)))
 
     def end_validation(self, trainer: Trainer) -> None:
         """Add the number of batches of a validation of a fit, if it was not known before."""

@@ -395,3 +395,30 @@ def test_callbacks_that_shorten_passes_or_validate_more_often_are_counted(told):
     for frequency in ("null", "1.0", "6"):
         lines = told(f"max_steps: 9, eval_frequency: {frequency}", callbacks=more)
         assert "3, at steps 3, 6, 9" in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("loop", "sections", "facts"),
+    [
+        ("max_steps: 10", {}, ["only once", "Set loop.eval_frequency: epoch"]),
+        ("num_epochs: 1", {}, ["only once", "a smaller number of steps"]),
+        ("max_steps: 10, eval_frequency: 10", {}, ["only once"]),
+        ("max_steps: 10, eval_frequency: null", {}, ["no effect", "loop.eval_frequency: epoch"]),
+        ("max_steps: 10", {"val": "null"}, ["no effect", "Set val_dataloader"]),
+        ("max_steps: 10", {"mode": "train"}, ["no effect"]),
+        ("num_epochs: 2, eval_frequency: epoch", {}, None),
+        ("max_steps: 10, eval_frequency: 5", {}, None),
+        ("max_steps: 10, eval_frequency: 0.5", {}, None),
+    ],
+)
+def test_a_watched_metric_that_is_logged_once_or_never_is_worth_a_hint(told, loop, sections, facts):
+    callbacks = "EarlyStopping: {metric: validate_0/loss}"
+    lines = " ".join(told(loop, callbacks=callbacks, **sections))
+    hints = [hint for hint in lines.split(" hint: ")[1:] if "EarlyStopping" in hint]
+    assert len(hints) == (facts is not None)
+    assert all(fact in hints[0] for fact in facts or ())
+
+
+def test_no_hint_at_it_beside_step_based_evaluation(told):
+    both = "EarlyStopping: {metric: validate_0/loss}, StepBasedEvaluation: {every_n_steps: 3}"
+    assert "EarlyStopping: validate_0" not in " ".join(told("max_steps: 9", callbacks=both))
