@@ -52,7 +52,7 @@ class RunRecord:
     """Write `run.json` and `events.jsonl` to `logs/<time>` of a run.
 
     `run.json` has the environment, the settings, the sizes of the data and hints about the
-    schedules. `events.jsonl` has a line per event:
+    fit. `events.jsonl` has a line per event:
     `{"time": ..., "event": "validate", "step": 200, "seconds": 1.5}`. `time` is its start, in
     seconds since 1970. Events are `start`, `train_start`, `epoch`, `train_end`, `validate`,
     `save`, `memory` and `end`. There is no work per step. Write failures are logged once.

@@ -226,7 +226,7 @@ def _steps(plan: TrainerPlan, length: RunLength) -> str:
         num = str(loop.max_steps)
         num += "" if length.is_at_step_0 else ", including those before the checkpoint"
     limit = "" if loop.max_time is None else f"; at most {loop.max_time!r} of wall-clock time"
-    return f"{num}; each of {_batches(plan, loop.grad_accum_steps)}{limit}"
+    return f"{num}; each with {_batches(plan, loop.grad_accum_steps)}{limit}"
 
 
 def _epochs(length: RunLength) -> str:
