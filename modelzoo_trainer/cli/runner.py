@@ -130,6 +130,7 @@ class Runner:
         try:
             self._run_trainer(number, plan, trainer)
         except ConfigError as error:  # found only with the data or the model
+            remove_unused(trainer)
             return self.report(str(error), WRONG_USE)
         except (ModelZooError, BackendError) as error:
             return self._fail(error)
@@ -139,7 +140,6 @@ class Runner:
             return self._fail(error)
         finally:
             self.requests.set_phase(Phase.ENDING)
-            remove_unused(trainer)
             trainer.close()
         return self._code(trainer)
 

@@ -35,7 +35,6 @@ from modelzoo_trainer.core.checkpoint_writer import (
 from modelzoo_trainer.core.named_checkpoints import (
     BEST,
     LAST,
-    NAMES,
     best_in,
     listed,
     none_in,
@@ -347,8 +346,11 @@ class Checkpoint(CoreCallback, Interceptable):
         Raises:
             ConfigError: If there is none, or none of that name.
         """
-        if ckpt_path in NAMES:
-            self.choose(trainer, ckpt_path)
+        root = self.root(trainer)
+        if trainer.backend.comm.is_main and ckpt_path == BEST:
+            best_in(trainer, root)
+        if trainer.backend.comm.is_main and ckpt_path == LAST and not self.is_any_in(root):
+            self._require_last(trainer, LAST)
         if ckpt_path is not ...:
             return
         if not self._is_fresh(trainer) or not trainer.backend.caps.holds_values:
@@ -356,8 +358,8 @@ class Checkpoint(CoreCallback, Interceptable):
         why = "checkpoint.autoload_last_checkpoint is false."
         is_any = False
         if self.autoload_last_checkpoint:
-            why = none_in(self.root(trainer))
-            is_any = trainer.backend.comm.is_main and self.is_any_in(self.root(trainer))
+            why = none_in(root)
+            is_any = trainer.backend.comm.is_main and self.is_any_in(root)
         if not trainer.backend.comm.broadcast_object(is_any):
             raise ConfigError(
                 f"There are no weights to {method}: ckpt_path is not set, and {why} Pass "
