@@ -5,6 +5,7 @@ ModelZooError
 |-- HookError (TypeError)                a callback does not fit the hooks
 |-- CheckpointError (RuntimeError)       a checkpoint cannot be written or read
 |   |-- CheckpointMismatch               it is intact, but belongs to something else
+|   |   `-- NoCheckpoint (ConfigError)   there is none where one is required
 |   `-- DiskError                        a disk error, in this process or another one
 |-- PredictionError (RuntimeError)       predictions cannot be written or read
 |-- StopTraining                         requests a graceful stop of the run
@@ -37,6 +38,10 @@ class CheckpointError(ModelZooError, RuntimeError):
 
 class CheckpointMismatch(CheckpointError):
     """A checkpoint is intact, but does not belong to what it is loaded into."""
+
+
+class NoCheckpoint(CheckpointMismatch, ConfigError):
+    """There is no checkpoint at a given path, or no "last" or "best" one."""
 
 
 OF_ANOTHER_RUN: Final = (

@@ -49,7 +49,7 @@ from modelzoo_trainer.core.dataloader import NOTHING, require_step_boundary
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.loop import ends_stage, require_training_loop, validation_loop_of
 from modelzoo_trainer.core.manual_steps import ManualSteps
-from modelzoo_trainer.core.model import ModelFactory, refuse_lost_loss, require_loss, to_outputs
+from modelzoo_trainer.core.model import ModelFactory, problem_of_loss, refuse_lost_loss, to_outputs
 from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.core.named_checkpoints import paths_of
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
@@ -453,7 +453,9 @@ class Trainer(InterceptableMethods):
                 loss = self.grad_accum.scale(loss, outputs, batch)
             self.precision.backward(loss)
         except (KeyError, TypeError, AttributeError, RuntimeError):
-            require_loss(self, outputs)
+            problem = problem_of_loss(self, outputs)
+            if problem is not None:
+                raise problem from None
             raise
         self.hooks.on_after_backward(self, self.model, outputs)
 

@@ -290,26 +290,53 @@ def test_one_that_is_stopped_says_so(trainer_of, caplog, arguments, raises) -> N
     assert "batches with predictions: 2." in caplog.text
 
 
+@pytest.mark.parametrize("method", ["predict", "test", "validate", "validate_all"])
 @pytest.mark.parametrize(
-    ("settings", "num"),
-    [({}, 1), ({"optimizer": None}, 0)],
-    ids=["a model that was to be trained", "a model for inference"],
+    ("model", "optimizer", "levels"),
+    [
+        (TinyModel, None, {logging.WARNING}),
+        (lambda: TinyModel(), sgd, {logging.WARNING}),
+        (TinyModel(), sgd, {logging.WARNING, logging.INFO}),  # a warning only in predict
+        (TinyModel(), None, {logging.INFO}),
+    ],
+    ids=["class", "callable", "object and optimizer", "object"],
 )
-def test_untrained_weights_are_warned_of(trainer_of, tmp_path, caplog, settings, num) -> None:
+def test_untrained_weights_are_reported_once(
+    trainer_of, tmp_path, caplog, method, model, optimizer, levels
+) -> None:
+    caplog.set_level(logging.INFO)
     checkpoint = Checkpoint(checkpoint_root=tmp_path / "saved")
-    trainer_of(checkpoint=checkpoint, **settings).predict(tiny_batches(1))
-    assert caplog.text.count("no checkpoint") == num
-    assert caplog.text.count(f"{shown_path(tmp_path / 'saved')} has no checkpoint") == num
+    trainer = trainer_of(checkpoint=checkpoint, model=model, optimizer=optimizer)
+    for _ in range(2):
+        getattr(trainer, method)(tiny_batches(1))
+    [record] = [one for one in caplog.records if "untrained" in one.message]
+    assert f"no checkpoint in {shown_path(tmp_path / 'saved')}" in record.message
+    level = {"predict": max(levels)}.get(method, min(levels))
+    assert record.levelno == level
 
 
-def test_trained_or_chosen_weights_are_not_warned_of(trainer_of, caplog) -> None:
+@pytest.mark.parametrize(
+    ("settings", "fact"),
+    [
+        ({"checkpoint_name": "step_{step}"}, "is named like 'step_{step}'"),
+        ({"autoload_last_checkpoint": False}, "autoload_last_checkpoint is false"),
+    ],
+)
+def test_why_no_weights_are_loaded_is_part_of_it(trainer_of, caplog, settings, fact) -> None:
+    trainer_of(max_steps=1, checkpoint=Checkpoint(steps=1)).fit(tiny_batches(1))
+    trainer_of(checkpoint=Checkpoint(**settings)).predict(tiny_batches(1))
+    assert fact in caplog.text
+
+
+def test_trained_or_chosen_weights_are_not_warned_of(trainer_of, tmp_path, caplog) -> None:
     trainer = trainer_of(max_steps=1, checkpoint=Checkpoint(steps=1))
     trainer.fit(tiny_batches(1))
     trainer.predict(tiny_batches(1))
     trainer.close()
     trainer_of().predict(tiny_batches(1))
-    trainer_of().predict(tiny_batches(1), ckpt_path=None)
-    assert "no checkpoint" not in caplog.text
+    trainer_of(model_dir=tmp_path / "other").predict(tiny_batches(1), ckpt_path=None)
+    trainer_of(max_steps=1, model_dir=tmp_path / "fitted").fit(tiny_batches(1), tiny_batches(1))
+    assert "untrained" not in caplog.text
 
 
 def test_the_same_weights_are_used_as_in_a_validation(trainer_of, tmp_path, caplog) -> None:
@@ -404,7 +431,8 @@ def test_a_loader_that_shuffles_or_drops_samples_is_warned_of(
     trainer_of, caplog, options, told
 ) -> None:
     trainer_of(model=Echo, optimizer=None).predict(loader(**options))
-    assert [told in record.getMessage() for record in caplog.records].count(True) == 1
+    texts = [one.getMessage() for one in caplog.records if one.name == "modelzoo_trainer.predict"]
+    assert [told in text for text in texts].count(True) == 1
 
 
 def test_rows_that_pad_a_batch_are_dropped(trainer_of) -> None:

@@ -248,8 +248,9 @@ def test_an_output_without_a_loss_cannot_be_trained_on(trainer_of) -> None:
     with pytest.raises(
         ConfigError,
         match=r"^Returning returned no 'loss' to train on \(it returned: scores\)\. Return",
-    ):
+    ) as raised:
         trainer.fit(tiny_batches(1))
+    assert raised.value.__suppress_context__  # no KeyError before it
 
 
 def test_a_tensor_of_several_elements_is_no_loss(trainer_of) -> None:

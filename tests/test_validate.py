@@ -56,6 +56,23 @@ def test_validate_without_a_dataloader_is_refused(trainer_of) -> None:
         trainer_of().validate()
 
 
+class DataModule:
+    """What a LightningDataModule looks like."""
+
+    def train_dataloader(self):
+        return tiny_batches(1)
+
+
+def test_a_data_module_is_refused_with_what_to_pass(trainer_of) -> None:
+    data = DataModule()
+    advice = r"DataModule.*setup\('fit'\).*data\.train_dataloader\(\) and data\.val_dataloader\(\)"
+    with pytest.raises(ConfigError, match=rf"^train_dataloader got {advice}"):
+        trainer_of().fit(data)
+    with pytest.raises(ConfigError, match=rf"^val_dataloader got {advice}"):
+        trainer_of().validate(data)
+    trainer_of().fit(data.train_dataloader)  # a callable
+
+
 def test_validate_over_an_empty_dataloader_is_refused(trainer_of) -> None:
     with pytest.raises(ConfigError, match=r"^val_dataloader yields no batch\."):
         trainer_of().validate([])

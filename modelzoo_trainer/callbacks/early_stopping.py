@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Module
 from typing_extensions import override
@@ -53,6 +53,9 @@ class EarlyStopping(Callback):
 
     state_is_of_run = True
 
+    with_one_value: Final = "it never stops the run"
+    """The effect if the metric is logged only at the end, for a hint."""
+
     @checked()
     def __init__(
         self,
@@ -96,7 +99,7 @@ class EarlyStopping(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._watch.begin()
+        self._watch.begin(trainer.summary.unlogged)
         self._has_validated = False
         if self.reset_on_fit:
             self._reset()

@@ -23,6 +23,7 @@ class MetricWatch:
         self._owner: Final = owner
         self.metric: Final = metric
         self._others: set[str] | None = set()
+        self._unlogged: Mapping[str, str] = {}
         self._has_warned = False
         self._is_guess = False
 
@@ -32,9 +33,15 @@ class MetricWatch:
         self._is_guess = named is None
         return named or "min"
 
-    def begin(self) -> None:
-        """Reset at the beginning of a fit."""
+    def begin(self, unlogged: Mapping[str, str]) -> None:
+        """Reset at the beginning of a fit.
+
+        Args:
+            unlogged: Metrics that the model returns but that are not logged, and why; it may be
+                filled later.
+        """
         self._others = set()
+        self._unlogged = unlogged
         self._has_warned = False
 
     def value_in(self, metrics: Mapping[str, Any]) -> float | None:
@@ -65,9 +72,14 @@ class MetricWatch:
 
     @property
     def hint(self) -> str:
-        """A suggestion for the name; "" if the metric was logged, or no other was."""
+        """Why the metric is not logged, or a suggestion for its name.
+
+        "" if it was logged, or no other was.
+        """
         if not self._others:
             return ""
+        if self.metric in self._unlogged:
+            return self._unlogged[self.metric]
         last = self.metric.rpartition("/")[2]
         same = sorted(name for name in self._others if name.rpartition("/")[2] == last)
         return f"Did you mean {same[0]!r}?" if same else suggest(self.metric, self._others)
@@ -79,12 +91,13 @@ class MetricWatch:
 
     @property
     def advice(self) -> str:
-        """All names that were logged, and the nearest one."""
-        near = self.hint if self.hint.startswith("Did") else ""
+        """All names that were logged, and why the metric is not, or the nearest name."""
+        is_known = self.hint.startswith("Did") or self.metric in self._unlogged
+        near = self.hint if is_known else ""
         return f"{near} Logged: {', '.join(sorted(self._others or ())) or 'nothing'}.".strip()
 
     def warn_if_missing(self) -> None:
-        """Warn once if others were logged but not this metric: its name may be misspelt."""
+        """Warn once if others were logged but not this metric, and why, or the nearest name."""
         if self.hint and not self._has_warned:
             self._has_warned = True
             log.warning(

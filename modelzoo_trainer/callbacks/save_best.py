@@ -173,6 +173,9 @@ class SaveBest(Callback):
 
     state_is_of_run = True
 
+    with_one_value: Final = "the best weights are the last ones"
+    """The effect if the metric is logged only at the end, for a hint."""
+
     @checked()
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
@@ -241,7 +244,7 @@ class SaveBest(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._watch.begin()
+        self._watch.begin(trainer.summary.unlogged)
         self._has_validated = self._has_trained = False
         self._had_best = bool(self._best.entries)
         self._warn_of_averages(trainer)

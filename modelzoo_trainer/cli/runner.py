@@ -115,6 +115,7 @@ class Runner:
             raise ConfigError(str(error)) from None
 
     def _run(self, number: int, plan: TrainerPlan) -> int:
+        from modelzoo_trainer.core.artifact_dir import remove_unused
         from modelzoo_trainer.devices import BackendError, BackendUnavailable
 
         self._say_notes(plan)
@@ -129,6 +130,7 @@ class Runner:
         try:
             self._run_trainer(number, plan, trainer)
         except ConfigError as error:  # found only with the data or the model
+            remove_unused(trainer)
             return self.report(str(error), WRONG_USE)
         except (ModelZooError, BackendError) as error:
             return self._fail(error)
@@ -183,10 +185,11 @@ class Runner:
     def _save_params(self, plan: TrainerPlan, trainer: Any) -> None:
         """Write the configuration with its overrides beside the run's log."""
         from modelzoo_trainer.config.provenance import describe_run
+        from modelzoo_trainer.core.artifact_dir import PARAMS
 
         if not trainer.backend.comm.is_main:
             return
-        path = trainer.artifact_dir / "params.yaml"
+        path = trainer.artifact_dir / PARAMS
         try:
             path.write_text(describe_run(plan, self.command), encoding="utf-8")
         except OSError as error:

@@ -134,6 +134,9 @@ def read_file(path: Path) -> Node:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         problems.add(Position(str(path)), "", f"cannot be read: {reason}.")
+    if path.suffix == ".py":
+        what = "is a Python file, but a YAML file is required, such as params.yaml."
+        problems.add(Position(str(path)), "", what)
     problems.raise_if_any()
     return read_text(text, str(path))
 

@@ -128,8 +128,9 @@ class TrainerPlan:
         call = {key: _dataloaders(value) for key, value in self.call.items()}
         if self.method == "validate_all" and "ckpt_paths" not in call:
             call["ckpt_paths"] = trainer.checkpoint.all_of(trainer)
-        if METHODS[self.method].needs_weights and "ckpt_path" not in call:
-            trainer.checkpoint.require_any(trainer, self.method)
+        ckpt_path = call.get("ckpt_path", ...)
+        if METHODS[self.method].needs_weights and ckpt_path is not None:
+            trainer.checkpoint.require_any(trainer, self.method, ckpt_path)
         if self.method == "predict":
             call["output_dir"] = call.get("output_dir") or trainer.model_dir / "predictions"
         getattr(trainer, self.method)(**call)

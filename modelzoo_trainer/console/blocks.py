@@ -39,7 +39,7 @@ def start_block(trainer: Trainer, val_dataloader: Any) -> str:
     found = {label: known(text, "") for label, text in rows.items()}
     lines = [known(lambda: _head(trainer), "Training")]
     lines += [_row(label, text) for label, text in found.items() if text]
-    lines += [_row("hint", hint) for hint in hints_of(trainer)]
+    lines += [_row("hint", hint) for hint in hints_of(trainer, val_dataloader)]
     return "\n".join(lines)
 
 
@@ -100,13 +100,15 @@ def _length(trainer: Trainer) -> str:
     if schedule.end_epoch < float("inf"):
         parts.append(_counted(int(schedule.end_epoch), "epoch"))
     total = schedule.total_steps
-    if total is not None:
-        parts.append(f"{'to' if trainer.global_step else ''} {_counted(total, 'step')}".strip())
-        if trainer.global_step:
-            parts[-1] += f", {total - trainer.global_step:,} left"
-    text = " = ".join(parts) or "until the data ends"
+    if total is not None and not trainer.global_step:
+        parts.append(_counted(total, "step"))
+    text = " = ".join(parts)
+    if total is not None and trainer.global_step:
+        left = _counted(total - trainer.global_step, "step")
+        text = ", ".join([*parts, f"to step {total:,}", f"{left} left"])
+    text = text or "until the data ends"
     if loop.grad_accum_steps > 1:
-        text += f", each of {loop.grad_accum_steps} batches"
+        text += f", each with {loop.grad_accum_steps} batches"
     return text if loop.max_time is None else f"{text}; at most {loop.max_time} of time"
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback
+from modelzoo_trainer.core.run_lock import LOCK_NAME
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
+PARAMS: Final = "params.yaml"
+"""The file with the configuration that the command line writes to a log folder."""
 _PATIENCE_S: Final = 10.0
 
 
@@ -65,6 +69,22 @@ class ArtifactDir(CoreCallback):
                 f"({error.filename}). Choose a writable folder."
             ) from None
         return unique
+
+
+def remove_unused(trainer: Trainer) -> None:
+    """Remove `model_dir` if this trainer created it, has run nothing, and nothing else is in it."""
+    if trainer.result is not None or not trainer.callbacks["run_lock"].has_created:
+        return
+    folder, logs = trainer.model_dir, trainer.model_dir / "logs"
+    with suppress(OSError):  # of no importance, or no longer there
+        own = {LOCK_NAME, "logs"}, {"latest", trainer.artifact_dir.name}, {PARAMS}
+        folders = folder, logs, trainer.artifact_dir
+        if any(set(os.listdir(one)) - names for one, names in zip(folders, own, strict=True)):
+            return
+        for path in (trainer.artifact_dir / PARAMS, logs / "latest", folder / LOCK_NAME):
+            path.unlink(missing_ok=True)
+        for empty in reversed(folders):
+            empty.rmdir()
 
 
 def _check_seen(trainer: Trainer) -> None:

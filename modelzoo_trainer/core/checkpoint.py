@@ -39,13 +39,14 @@ from modelzoo_trainer.core.named_checkpoints import (
     listed,
     none_in,
     note_best,
+    note_untrained,
 )
 from modelzoo_trainer.core.run_lock import FolderLock
 from modelzoo_trainer.core.states import like_of, load_states, part_of
 from modelzoo_trainer.errors import (
     CheckpointError,
-    CheckpointMismatch,
     ConfigError,
+    NoCheckpoint,
     is_refusal_of_disk,
 )
 from modelzoo_trainer.interceptors import Interceptable, event
@@ -138,6 +139,7 @@ class Checkpoint(CoreCallback, Interceptable):
         )  # trainers that have trained or loaded something
         self._found: tuple[Path, StateDict] | None = None
         self._damaged: set[Path] = set()
+        self._has_noted_untrained = False
         self.is_own = False
         """Whether the chosen checkpoint is the newest one of this run's folder."""
 
@@ -210,6 +212,10 @@ class Checkpoint(CoreCallback, Interceptable):
             self._warn_of_others(trainer)
         if self._found is None:
             self._require_last(trainer, ckpt_path)
+            if not (trainer.is_resuming or trainer.global_step or self._has_noted_untrained):
+                self._has_noted_untrained = self._is_fresh(trainer)
+                if self._has_noted_untrained:
+                    note_untrained(trainer, self.root(trainer), self.checkpoint_name)
             return None
         if not trainer.is_resuming and ckpt_path is ...:
             note_best(trainer, self.root(trainer), self._found[0])
@@ -218,7 +224,7 @@ class Checkpoint(CoreCallback, Interceptable):
     def _require_last(self, trainer: Trainer, ckpt_path: Any) -> None:
         """Raise an error if a validation of the last checkpoint finds none."""
         if ckpt_path == LAST and not trainer.is_resuming:
-            raise CheckpointMismatch(f"ckpt_path: 'last': {none_in(self.root(trainer))}")
+            raise NoCheckpoint(f"ckpt_path: 'last': {none_in(self.root(trainer))}")
 
     def _chosen(self, trainer: Trainer, ckpt_path: Any) -> Path:
         """Return the checkpoint that a user chose, by its path or as the best one."""
@@ -331,21 +337,29 @@ class Checkpoint(CoreCallback, Interceptable):
             )
         return found
 
-    def require_any(self, trainer: Trainer, method: str = "validate") -> None:
-        """Check that a validation without a `ckpt_path` has a checkpoint to load.
+    def require_any(self, trainer: Trainer, method: str, ckpt_path: Any) -> None:
+        """Check that a validation has a checkpoint to load, before it begins.
 
-        `method`: "validate", "test" or "predict". A no-op if one has been loaded already.
+        `method`: "validate", "test" or "predict". Without a `ckpt_path` (`...`), a no-op if one has
+        been loaded already.
 
         Raises:
-            ConfigError: If it would use untrained weights.
+            ConfigError: If there is none, or none of that name.
         """
+        root = self.root(trainer)
+        if trainer.backend.comm.is_main and ckpt_path == BEST:
+            best_in(trainer, root)
+        if trainer.backend.comm.is_main and ckpt_path == LAST and not self.is_any_in(root):
+            self._require_last(trainer, LAST)
+        if ckpt_path is not ...:
+            return
         if not self._is_fresh(trainer) or not trainer.backend.caps.holds_values:
             return
         why = "checkpoint.autoload_last_checkpoint is false."
         is_any = False
         if self.autoload_last_checkpoint:
-            why = none_in(self.root(trainer))
-            is_any = trainer.backend.comm.is_main and self.is_any_in(self.root(trainer))
+            why = none_in(root)
+            is_any = trainer.backend.comm.is_main and self.is_any_in(root)
         if not trainer.backend.comm.broadcast_object(is_any):
             raise ConfigError(
                 f"There are no weights to {method}: ckpt_path is not set, and {why} Pass "
@@ -612,7 +626,7 @@ class Checkpoint(CoreCallback, Interceptable):
         elif found is not None and found[0] == path:
             state = found[1]
         elif not path.exists():
-            raise CheckpointMismatch(
+            raise NoCheckpoint(
                 f"ckpt_path: {str(path)!r} does not exist. {self._instead_of(trainer, path)}"
             )
         elif checkpointing.holds_weights(path):

@@ -307,7 +307,7 @@ class RunSchedule(CoreCallback):
         if not self.has_steps_left(trainer):
             log.info("Nothing to do: the run is complete at step %d.", trainer.global_step)
         refuse_short(trainer)
-        log_hints(trainer)
+        log_hints(trainer, val_dataloader)
 
     def _first_step(self, trainer: Trainer, num_steps: int) -> int:
         """Return the first step of a fit of `num_steps`; an interrupted one takes the rest.

@@ -49,6 +49,8 @@ class ModelCallback(CoreCallback, Interceptable):
                 f"model got {given}. Pass a torch.nn.Module, or a callable that returns one."
             )
         self.model: Module | ModelFactory = model
+        self.was_object = isinstance(model, Module)
+        """Whether a module was given, which may have trained weights."""
         self.calls = ModelCalls(call_model)
 
     def change(self, change: Callable[[Module], Module]) -> None:
@@ -208,12 +210,19 @@ def refuse_lost_loss(outputs: Outputs, owner: type) -> None:
 
 def require_loss(trainer: Trainer, outputs: Outputs) -> None:
     """Raise a `ConfigError` if the model's output has no loss to train on."""
+    problem = problem_of_loss(trainer, outputs)
+    if problem is not None:
+        raise problem
+
+
+def problem_of_loss(trainer: Trainer, outputs: Outputs) -> ConfigError | None:
+    """Return the error if the model's output has no loss to train on, else None."""
     loss = outputs.get("loss")
     name = type(trainer.model).__name__
     if isinstance(loss, Tensor) and loss.numel() == 1:
         if not loss.requires_grad:
-            raise ConfigError(_without_gradient(trainer.model, name))
-        return
+            return ConfigError(_without_gradient(trainer.model, name))
+        return None
     alone = outputs.get("output")
     if loss is None and isinstance(alone, Tensor):
         returned = (
@@ -221,12 +230,12 @@ def require_loss(trainer: Trainer, outputs: Outputs) -> None:
             if trainer.is_from_file
             else "(loss, logits), a dict with 'loss', or override compute_loss"
         )
-        raise ConfigError(
+        return ConfigError(
             f"{name} returned a tensor of shape {tuple(alone.shape)}, which is not a loss. If "
             f"these are losses, return their mean(); otherwise return {returned}."
         )
     if loss is None:
-        raise ConfigError(
+        return ConfigError(
             f"{name} returned no 'loss' to train on (it returned: "
             f"{', '.join(outputs) or 'nothing'}). Return the loss, (loss, logits), or a dict with "
             f"'loss'."
@@ -235,15 +244,15 @@ def require_loss(trainer: Trainer, outputs: Outputs) -> None:
         second = outputs.get("logits")
         is_swapped = isinstance(second, Tensor) and second.numel() == 1
         if is_swapped:
-            raise ConfigError(
+            return ConfigError(
                 f"{name} returned a 'loss' of shape {tuple(loss.shape)} and 'logits' with one "
                 f"element; they seem to be swapped. Return (loss, logits), not (logits, loss)."
             )
-        raise ConfigError(
+        return ConfigError(
             f"{name} returned a 'loss' of shape {tuple(loss.shape)}; it must be a tensor with one "
             f"element. Reduce it, for example with loss.mean()."
         )
-    raise ConfigError(
+    return ConfigError(
         f"{name} returned a 'loss' of {loss!r}; it must be a tensor with one element."
     )
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError
+from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint
+from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.core.model import ModelCallback
     from modelzoo_trainer.trainer import Trainer
 
 LAST: Final = "last"
@@ -79,7 +81,7 @@ def best_in(trainer: Trainer, root: Path) -> Path:
     metrics = sorted({one.metric for one in found})
     metric = next((name for name in watched if name in metrics or not found), None)
     if not found:
-        raise CheckpointMismatch(_explain_none(root, metric))
+        raise NoCheckpoint(_explain_none(root, metric))
     if metric is None and len(metrics) > 1:
         raise ConfigError(
             f"ckpt_path: 'best' is ambiguous: {str(root)!r} has best checkpoints by several "
@@ -109,12 +111,39 @@ def note_best(trainer: Trainer, root: Path, used: Path) -> None:
         return
     try:
         best = best_in(trainer, root)
-    except (CheckpointMismatch, ConfigError):
+    except ConfigError:
         return
     log.info(
-        "Using %s, the newest checkpoint. The best one is %s: pass ckpt_path='best' to use it.",
-        used,
+        "Using %s, the newest checkpoint. The best one is %s: to use it, pass ckpt_path='best' "
+        "(--checkpoint_path best).",
+        shown_path(used),
         best.name,
+    )
+
+
+def note_untrained(trainer: Trainer, root: Path, pattern: str) -> None:
+    """Log that a validation or `predict` uses the weights that the model was created with.
+
+    It is a warning unless the program passed a model object, whose weights it may have loaded, and
+    either there is no optimizer or it only validates.
+    """
+    has_weights = next(trainer.model.parameters(), None) is not None
+    if not has_weights or not trainer.backend.caps.holds_values:
+        return
+    model: ModelCallback = trainer.callbacks["model"]
+    is_to_train = trainer.has_optimizer and trainer.predicting.is_active
+    level = logging.WARNING if is_to_train or not model.was_object else logging.INFO
+    why = f"there is no checkpoint in {shown_path(root)}"
+    if not trainer.checkpoint.autoload_last_checkpoint:
+        why = "checkpoint.autoload_last_checkpoint is false"
+    elif checkpointing.list_checkpoints(root):
+        why = f"no checkpoint in {shown_path(root)} is named like {pattern!r}"
+    log.log(
+        level,
+        "%s is untrained, unless the program has trained it or loaded weights into it: %s. Call "
+        "fit first, or pass ckpt_path; None uses the weights as they are, without this message.",
+        type(trainer.model).__name__,
+        why,
     )
 
 

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, RandomSampler
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs
-from modelzoo_trainer.checkpointing import list_checkpoints
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.prediction_store import (
     Number,
@@ -121,22 +120,8 @@ class Predicting(CoreCallback):
         if not self.is_active:
             return
         log.info("Predicting with %s.", self._weights(trainer))
-        if self._is_untrained(trainer):
-            log.warning(
-                "Predicting with the weights that the model was created with: this trainer has not "
-                "trained or loaded any, and %s has no checkpoint. To use trained weights, call fit "
-                "first, or pass ckpt_path.",
-                shown_path(trainer.checkpoint.root(trainer)),
-            )
         self._weight = _weight_of(dataloader)
         _check_order(dataloader, trainer.backend.comm)
-
-    def _is_untrained(self, trainer: Trainer) -> bool:
-        """Return whether a trainer that could train has not, and nothing was loaded."""
-        begun_with, _ = trainer.checkpoint.begun_with
-        if not trainer.has_optimizer or trainer.global_step or self._path or begun_with:
-            return False
-        return not list_checkpoints(trainer.checkpoint.root(trainer))
 
     def _weights(self, trainer: Trainer) -> str:
         if self._path is not None:

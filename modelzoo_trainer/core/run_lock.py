@@ -44,10 +44,13 @@ class RunLock(CoreCallback):
 
     def __init__(self) -> None:
         self._lock = FolderLock("model_dir")
+        self.has_created = False
+        """Whether this object created `model_dir`."""
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
         if trainer.backend.comm.is_main:
+            self.has_created = not trainer.model_dir.exists()
             self._lock.take(trainer.model_dir)
 
     @override

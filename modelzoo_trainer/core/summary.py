@@ -16,10 +16,11 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics, Outputs, StateDict
 from modelzoo_trainer.core.unlogged_metrics import (
-    hint_at_misshapen,
+    hint_at_not_scalar,
     hint_at_unlogged,
     metrics_among,
-    misshapen_among,
+    not_scalar_tensors,
+    why_not_logged,
 )
 from modelzoo_trainer.metric_direction import direction_of, is_better
 from modelzoo_trainer.results import Best, RunResult
@@ -52,8 +53,8 @@ class _Record:
         self.failure: str | None = None
         self.returned: tuple[str, ...] | None = None
         """Metrics that the model returned in the first batch of a validation."""
-        self.misshapen: dict[str, tuple[int, ...]] = {}
-        """The shapes of those that are not scalars."""
+        self.not_scalar: dict[str, str] = {}
+        """What else looks like a metric but is not a scalar tensor, with what it is."""
 
     def note_best(
         self, metrics: Metrics, step: int, given: dict[str, str], *, has_new: bool
@@ -98,7 +99,10 @@ class Summary(CoreCallback):
         self._open: list[_Record] = []
         self._given: dict[str, str] = {}
         self._has_hinted = False
-        self._has_hinted_at_shapes = False
+        self._has_hinted_at_not_scalar = False
+        self.unlogged: dict[str, str] = {}
+        """Metrics that the model returned in a validation of the last fit, and why no logger got
+        them; filled as validations end."""
 
     # ---- calls
 
@@ -112,6 +116,7 @@ class Summary(CoreCallback):
         loop: Any,
     ) -> None:
         self._given = dict(_given_modes(trainer))
+        self.unlogged.clear()
         self._begin(trainer, stack, _Record("fit"))
 
     @override
@@ -154,11 +159,16 @@ class Summary(CoreCallback):
     def _end(self, trainer: Trainer, record: _Record) -> None:
         self._open.remove(record)
         self.result = _result_of(trainer, record)
-        if record.returned and trainer.val_is_complete and not self._has_hinted:
+        returned: dict[str, str | None] = dict(record.not_scalar)
+        if record.returned and trainer.val_is_complete:
             unlogged = [name for name in record.returned if record.scope + name not in record.last]
-            self._has_hinted = hint_at_unlogged(trainer, unlogged, record.scope)
-        if record.misshapen and not self._has_hinted_at_shapes:
-            self._has_hinted_at_shapes = hint_at_misshapen(trainer, record.misshapen)
+            returned |= dict.fromkeys(unlogged)
+            self._has_hinted = self._has_hinted or hint_at_unlogged(trainer, unlogged, record.scope)
+        if record.not_scalar and not self._has_hinted_at_not_scalar:
+            self._has_hinted_at_not_scalar = hint_at_not_scalar(trainer, record.not_scalar)
+        self.unlogged |= {
+            record.scope + name: why_not_logged(what) for name, what in returned.items()
+        }
 
     @override
     def on_validate_step_end(
@@ -168,7 +178,7 @@ class Summary(CoreCallback):
         if record is not None and record.returned is None:
             has_values = trainer.backend.caps.holds_values and trainer.backend.comm.is_main
             record.returned = metrics_among(outputs) if has_values else ()
-            record.misshapen = misshapen_among(outputs) if has_values else {}
+            record.not_scalar = not_scalar_tensors(outputs) if has_values else {}
 
     @override
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:

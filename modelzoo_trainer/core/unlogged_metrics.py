@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
@@ -32,32 +33,57 @@ def metrics_among(outputs: Outputs) -> tuple[str, ...]:
     )
 
 
-def misshapen_among(outputs: Outputs) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of outputs that are named like a metric, but are not scalars."""
+def not_scalar_tensors(outputs: Outputs) -> dict[str, str]:
+    """Return the outputs that look like metrics but are not scalar tensors, with what they are.
+
+    These are tensors with dimensions and integers that are named like a metric, and other numbers.
+    """
     return {
-        name: tuple(value.shape)
+        name: f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         for name, value in outputs.items()
-        if name not in _NOT_METRICS
-        and isinstance(value, Tensor)
-        and value.dim()
-        and isinstance(name, str)
-        and direction_of(name) is not None
+        if name not in _NOT_METRICS and isinstance(name, str) and _looks_like_metric(name, value)
     }
 
 
-def hint_at_misshapen(trainer: Trainer, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Log which metrics of a validation have dimensions; return whether there are any.
+def _looks_like_metric(name: str, value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return bool(value.dim()) and direction_of(name) is not None
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    return not isinstance(value, int) or direction_of(name) is not None
+
+
+def hint_at_not_scalar(trainer: Trainer, found: Mapping[str, str]) -> bool:
+    """Log which metrics of a validation are not scalar tensors; return whether there are any.
 
     No hint if a callback of the user reads the model's output.
     """
-    if not shapes or any(map(_reads_outputs, trainer.all_callbacks)):
+    if not found or any(map(_reads_outputs, trainer.all_callbacks)):
         return False
     log.info(
         "Not logged, because a metric must be a scalar tensor: %s, which the model returned in a "
-        "validation. Check the shapes that the metric is computed from, or return its mean().",
-        ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:_MOST]),
+        "validation. %s",
+        ", ".join(f"{name} ({what})" for name, what in list(found.items())[:_MOST]),
+        " ".join(dict.fromkeys(map(_advice, found.values()))),
     )
     return True
+
+
+def _advice(what: str) -> str:
+    if what.startswith("shape"):
+        return "Check the shapes that the metric is computed from, or return its mean()."
+    return "Return the tensor, without .item() or float()."
+
+
+def why_not_logged(what: str | None) -> str:
+    """Return why a metric that the model returns is not logged, and what to do.
+
+    Args:
+        what: What it is instead of a scalar tensor; None = it is one.
+    """
+    if what is None:
+        return "The model returns it, but nothing logs it: add the callback ModelEvalMetrics()."
+    return f"The model returns it, but not as a scalar tensor ({what}). {_advice(what)}"
 
 
 def hint_at_unlogged(trainer: Trainer, names: Iterable[str], scope: str) -> bool:

@@ -50,6 +50,11 @@ def _require_batches(made: Any, name: str) -> None:
             f"{name} got a {type(made).__name__}, which is not a sequence of batches. Pass a "
             f"DataLoader or a list of batches."
         )
+    if callable(getattr(made, "train_dataloader", None)) and not hasattr(made, "__iter__"):
+        raise ConfigError(
+            f"{name} got {type(made).__name__}, a data module, but requires a dataloader. Call its "
+            f"setup('fit'), then pass data.train_dataloader() and data.val_dataloader()."
+        )
     if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
         raise ConfigError(
             f"{name} got {made!r}, which is not iterable. Pass a DataLoader, another iterable "

@@ -57,7 +57,7 @@ class ProgressLogger(Logger):
     draws_console: Final = True
     """Whether it replaces the default one of a trainer."""
     shows_hints: Final = True
-    """Whether its start lists the hints about schedules."""
+    """Whether its start lists the hints about the fit."""
     is_default: bool = False
     """Whether it was added by default; another progress callback replaces it."""
 

@@ -54,7 +54,7 @@ class RunRecord:
     """Write `run.json` and `events.jsonl` to `logs/<time>` of a run.
 
     `run.json` has the environment, the settings, the sizes of the data and hints about the
-    schedules. `events.jsonl` has a line per event:
+    fit. `events.jsonl` has a line per event:
     `{"time": ..., "event": "validate", "step": 200, "seconds": 1.5}`. `time` is its start, in
     seconds since 1970. Events are `start`, `train_start`, `epoch`, `train_end`, `validate`,
     `save`, `memory` and `end`. There is no work per step. Write failures are logged once.
@@ -79,18 +79,19 @@ class RunRecord:
             if facts is not None and facts.get("kind") != kind:
                 self._write_facts(trainer, loader, kind)
             elif facts is not None:
-                data = known(partial(_data, loader), {})  # of another fit of the trainer
+                none: dict[str, Any] = {}
+                data = known(partial(_data, loader), none)  # may differ from an earlier fit's
                 self._add(settings={**facts.get("settings", {}), "data": data})
         self.note("start", trainer.global_step, kind=kind)
         self.flush()
 
     def begin_fit(self, trainer: Trainer, val_dataloader: Any, eval_steps: int | None) -> None:
-        """Add the sizes of the data and the hints about the schedules of a fit to `run.json`."""
+        """Add the sizes of the data and the hints about a fit to `run.json`."""
         if trainer.schedule.validates:
             count = partial(num_validation_batches, backend=trainer.backend, limit=eval_steps)
             loaders = as_loaders(val_dataloader, "val_dataloader")
             self._val_batches = [known(partial(count, loader), None) for loader in loaders]
-        self._add(sizes=self._sizes(trainer), hints=list(hints_of(trainer)))
+        self._add(sizes=self._sizes(trainer), hints=list(hints_of(trainer, val_dataloader)))
 
     def end_validation(self, trainer: Trainer) -> None:
         """Add the number of batches of a validation of a fit, if it was not known before."""

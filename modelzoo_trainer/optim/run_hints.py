@@ -1,4 +1,4 @@
-"""Hints about the schedules of a fit, such as one that ends long before the run."""
+"""Hints about a fit, such as a schedule that ends long before it, or a metric logged only once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler as torch_schedulers
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.preview import schedule_hints, unused_rate_hint
 from modelzoo_trainer.optim.scheduler import Scheduler
+from modelzoo_trainer.watched_metrics import watch_hints
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -22,8 +23,12 @@ log = logging.getLogger("modelzoo_trainer.schedulers")
 _DEFAULT_RATE = 1e-3  # of the optimizers of this package
 
 
-def hints_of(trainer: Trainer) -> tuple[str, ...]:
-    """Return the hints about the schedules of a fit, as `--check` prints them."""
+def hints_of(trainer: Trainer, val_dataloader: Any) -> tuple[str, ...]:
+    """Return the hints about a fit, as `modelzoo-trainer check` prints them."""
+    return (*_of_schedules(trainer), *watch_hints(trainer, val_dataloader))
+
+
+def _of_schedules(trainer: Trainer) -> tuple[str, ...]:
     try:
         return tuple(_found(trainer))
     except Exception as error:  # a function of the user's, asked for a step that it never gets
@@ -93,11 +98,11 @@ def refuse_short(trainer: Trainer) -> None:
             )
 
 
-def log_hints(trainer: Trainer) -> None:
+def log_hints(trainer: Trainer, val_dataloader: Any) -> None:
     """Log the hints as warnings, unless a progress callback shows them at the start."""
     if not trainer.backend.comm.is_main:
         return
     shows = (getattr(callback, "shows_hints", False) for callback in trainer.all_callbacks)
     if trainer.progress == "none" or not any(shows):
-        for hint in hints_of(trainer):
+        for hint in hints_of(trainer, val_dataloader):
             log.warning("%s", hint)

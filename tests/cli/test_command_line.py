@@ -60,6 +60,7 @@ class QuickTrainer:
     error_at_build: BaseException | None = None
     interrupted: str | None = None
     late_signal: str | None = None
+    result = SimpleNamespace()
 
     def __init__(self, *, model_dir="model_dir", **arguments):
         if self.error_at_build is not None:

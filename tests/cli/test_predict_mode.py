@@ -30,6 +30,15 @@ trainer:
     dataloader: *val
 """
 
+KEEPS = """\
+from modelzoo_trainer import Callback
+
+
+class Keeps(Callback):
+    def setup(self, trainer):
+        (trainer.model_dir / "kept.txt").write_text("")
+"""
+
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
@@ -76,6 +85,29 @@ def test_without_weights_they_are_refused(run, capsys, mode):
     assert f"no weights to {mode}" in told
     assert f"{mode}.ckpt_path" in told
     assert run("--mode", mode, "--set", f"{mode}.ckpt_path=null") == 0
+
+
+@pytest.mark.parametrize("options", [[], ["best"], ["last"]])
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("mode", ["test", "predict"])
+def test_a_folder_without_a_checkpoint_is_refused_and_not_created(
+    run, capsys, mode, is_folder, options
+):
+    if is_folder:
+        Path("out").mkdir()
+    assert run("--mode", mode, *(f"--checkpoint_path={name}" for name in options)) == 2
+    told = capsys.readouterr().err
+    assert "there is no checkpoint in" in told
+    assert "Error" not in told
+    assert "Mismatch" not in told
+    assert Path("out").exists() == is_folder
+
+
+def test_a_new_folder_stays_if_a_logger_has_written_to_it(run):
+    text = FILE.replace("logging:", "callbacks: [{Keeps: {}}]\n    logging:")
+    Path("keeps.py").write_text(KEEPS)
+    assert run("--mode", "predict", "--import", "keeps", text=text) == 2
+    assert Path("out/kept.txt").exists()
 
 
 @pytest.mark.parametrize("mode", ["test", "predict"])

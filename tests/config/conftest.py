@@ -27,7 +27,7 @@ class Recorded:
 class FakeTrainer(Recorded):
     """Remembers what it was asked to do."""
 
-    checkpoint = SimpleNamespace(require_any=lambda trainer, method: None)
+    checkpoint = SimpleNamespace(require_any=lambda trainer, method, ckpt_path: None)
 
     def fit(self, **call: Any) -> None:
         self.ran = ("fit", call)

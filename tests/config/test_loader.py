@@ -180,6 +180,14 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         read_file(path)
 
 
+def test_a_python_file_is_refused_as_such(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("model: Net = Net()\nx = {a: b}\n")
+    with pytest.raises(ConfigError, match=r"train.py: is a Python file, .* YAML") as raised:
+        read_file(path)
+    assert "\n" not in str(raised.value)
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path):
     path = tmp_path / "params.yaml"
     path.write_bytes(b"a: \xff\n")

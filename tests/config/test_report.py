@@ -179,7 +179,7 @@ Components
       steps=20, save_initial_checkpoint=true
       defaults: autoload_last_checkpoint=true, disable_strict_checkpoint_loading=false,
                 checkpoint_root=null, checkpoint_name=checkpoint_{step}, strict_version=true,
-                minutes=null, epochs=null, asynchronous=false, save_final_checkpoint=false
+                minutes=null, epochs=null, asynchronous=false
   logging: Logging
       log_steps=1, wsc_log_level={a: INFO}
       defaults: log_level=INFO, enable_act_frequency=false
@@ -198,7 +198,7 @@ Components
       defaults: shuffle=false
 
 Length
-  steps:         10; each of 3 batches of 8 samples: 24
+  steps:         10; each with 3 batches of 8 samples: 24
   validations:   3, at steps 4, 8, 10; 2 batches of 2 dataloaders each
   checkpoints:   2, at steps 0, 10
   log lines:     10, at steps 1, 2, 3, ..., 10
@@ -326,7 +326,7 @@ def test_a_dataloader_without_a_batch_size_is_told_by_its_batches(shown):
     flags = f"modelzoo_trainer.callbacks.GlobalFlags: {{{size}: 2}}"
     text = FILE.replace("batch_size: 8}\n    val", "}\n    val").replace("Digits, }", "Own}")
     told = shown(text.replace("- Uploads:", f"- {flags}\n      - Uploads:"))
-    assert "  steps:         10; each of 3 batches\n" in told
+    assert "  steps:         10; each with 3 batches\n" in told
     assert (
         "  micro-batches: training: at most 2 samples each\n"
         "  micro-batches: validation: at most 2 samples each\n"

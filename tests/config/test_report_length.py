@@ -141,7 +141,7 @@ def test_positions_are_told_by_their_first_and_their_last(positions, end, text):
 
 def test_a_run_of_a_number_of_steps_is_told_in_full(told):
     assert told("max_steps: 600, eval_frequency: 200, eval_steps: 1", checkpoint="steps: 300") == [
-        "steps: 600; each of 1 batch of 4 samples",
+        "steps: 600; each with 1 batch of 4 samples",
         "validations: 3, at steps 200, 400, 600; 1 batch of one dataloader",
         "checkpoints: 2, at steps 300, 600",
         "log lines: 600, at steps 1, 2, 3, ..., 600",
@@ -153,23 +153,23 @@ def test_a_run_of_a_number_of_steps_is_told_in_full(told):
     [
         (
             "num_epochs: 3",
-            "steps: 3 epochs; the number of steps depends on the data; each of 1 batch of "
+            "steps: 3 epochs; the number of steps depends on the data; each with 1 batch of "
             "4 samples",
         ),
         (
             "grad_accum_steps: 2",
-            "steps: 1 epoch; the number of steps depends on the data; each of 2 batches "
+            "steps: 1 epoch; the number of steps depends on the data; each with 2 batches "
             "of 4 samples: 8",
         ),
         (
             "num_epochs: 3, max_steps: 90",
             "steps: 3 epochs; the number of steps depends on the data, at most 90 in total; "
-            "each of 1 batch of 4 samples",
+            "each with 1 batch of 4 samples",
         ),
         (
             "num_epochs: 3, steps_per_epoch: 9",
             "steps: 3 epochs; the number of steps depends on the data, at most 9 per epoch, "
-            "at most 27 in total; each of 1 batch of 4 samples",
+            "at most 27 in total; each with 1 batch of 4 samples",
         ),
     ],
 )
@@ -233,7 +233,7 @@ def test_the_checkpoints_that_stay_are_told(told, checkpoint, callbacks, text):
             "max_steps: 10, eval_frequency: 4",
             "",
             [
-                "steps: 10, including those before the checkpoint; each of 1 batch of 4 samples",
+                "steps: 10, including those before the checkpoint; each with 1 batch of 4 samples",
                 "validations: every 4 steps, and the end; all batches of one dataloader",
                 "checkpoints: every 5 steps, and the end",
                 "log lines: every 3 steps, and the end",
@@ -243,7 +243,7 @@ def test_the_checkpoints_that_stay_are_told(told, checkpoint, callbacks, text):
             "num_steps: 10, eval_frequency: 0.5",
             "",
             [
-                "steps: 10 more; each of 1 batch of 4 samples",
+                "steps: 10 more; each with 1 batch of 4 samples",
                 "validations: after each 50% of the steps, and at the end; all batches of one "
                 "dataloader",
                 "checkpoints: every 5 steps, and the end",
@@ -254,7 +254,7 @@ def test_the_checkpoints_that_stay_are_told(told, checkpoint, callbacks, text):
             "num_steps: 10",
             "LoadCheckpointStates: {load_checkpoint_states: model}",
             [
-                "steps: 10; each of 1 batch of 4 samples",
+                "steps: 10; each with 1 batch of 4 samples",
                 "validations: 1, at step 10; all batches of one dataloader",
                 "checkpoints: 2, at steps 5, 10",
                 "log lines: 4, at steps 3, 6, 9, 10",
@@ -264,7 +264,7 @@ def test_the_checkpoints_that_stay_are_told(told, checkpoint, callbacks, text):
             "num_steps: 10",
             "LoadCheckpointStates: {load_checkpoint_states: 'model,global_step'}",
             [
-                "steps: 10 more; each of 1 batch of 4 samples",
+                "steps: 10 more; each with 1 batch of 4 samples",
                 "validations: at the end; all batches of one dataloader",
                 "checkpoints: every 5 steps, and the end",
                 "log lines: every 3 steps, and the end",
@@ -395,3 +395,30 @@ def test_callbacks_that_shorten_passes_or_validate_more_often_are_counted(told):
     for frequency in ("null", "1.0", "6"):
         lines = told(f"max_steps: 9, eval_frequency: {frequency}", callbacks=more)
         assert "3, at steps 3, 6, 9" in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("loop", "sections", "facts"),
+    [
+        ("max_steps: 10", {}, ["only once", "Set loop.eval_frequency: epoch"]),
+        ("num_epochs: 1", {}, ["only once", "a smaller number of steps"]),
+        ("max_steps: 10, eval_frequency: 10", {}, ["only once"]),
+        ("max_steps: 10, eval_frequency: null", {}, ["no effect", "loop.eval_frequency: epoch"]),
+        ("max_steps: 10", {"val": "null"}, ["no effect", "Set val_dataloader"]),
+        ("max_steps: 10", {"mode": "train"}, ["no effect"]),
+        ("num_epochs: 2, eval_frequency: epoch", {}, None),
+        ("max_steps: 10, eval_frequency: 5", {}, None),
+        ("max_steps: 10, eval_frequency: 0.5", {}, None),
+    ],
+)
+def test_a_watched_metric_that_is_logged_once_or_never_is_worth_a_hint(told, loop, sections, facts):
+    callbacks = "EarlyStopping: {metric: validate_0/loss}"
+    lines = " ".join(told(loop, callbacks=callbacks, **sections))
+    hints = [hint for hint in lines.split(" hint: ")[1:] if "EarlyStopping" in hint]
+    assert len(hints) == (facts is not None)
+    assert all(fact in hints[0] for fact in facts or ())
+
+
+def test_no_hint_at_it_beside_step_based_evaluation(told):
+    both = "EarlyStopping: {metric: validate_0/loss}, StepBasedEvaluation: {every_n_steps: 3}"
+    assert "EarlyStopping: validate_0" not in " ".join(told("max_steps: 9", callbacks=both))

@@ -155,7 +155,10 @@ def test_a_missing_checkpoint_is_answered_with_those_beside_it(trainer_of, tmp_p
         loaded(trainer_of, run, other / "checkpoint_1")
 
 
-def test_a_new_process_says_that_the_best_one_is_not_used(trainer_of, tmp_path, caplog) -> None:
+def test_a_new_process_says_that_the_best_one_is_not_used(
+    trainer_of, tmp_path, monkeypatch, caplog
+) -> None:
+    monkeypatch.chdir(tmp_path)
     trained(trainer_of, tmp_path, [1.0, 2.0, 3.0], SaveBest("score", load_best=True))
     caplog.set_level(logging.INFO)
     trainer = trainer_of(SaveBest("score", load_best=True), model_dir=tmp_path)
@@ -163,8 +166,9 @@ def test_a_new_process_says_that_the_best_one_is_not_used(trainer_of, tmp_path, 
     trainer.predict(BATCHES)
     assert trainer.global_step == 3
     [line] = [one for one in caplog.messages if "best_1" in one]
-    assert str(tmp_path / "checkpoint_3") in line
+    assert "Using checkpoint_3," in line
     assert "ckpt_path='best'" in line
+    assert "--checkpoint_path best" in line
     caplog.clear()
     trainer.predict(BATCHES, ckpt_path="best")
     assert not [one for one in caplog.messages if "ckpt_path='best'" in one]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from modelzoo_trainer import Callback
-from modelzoo_trainer.callbacks import EarlyStopping, ModelEvalMetrics
+from modelzoo_trainer import Callback, ConfigError
+from modelzoo_trainer.callbacks import EarlyStopping, ModelEvalMetrics, SaveBest
 from modelzoo_trainer.summaries import summarize_scalar
 from tests.doubles import Scale, constant_batches
 
@@ -113,7 +113,7 @@ def shapes_of(trainer_of, caplog) -> Callable[..., list[str]]:
         trainer = trainer_of(*callbacks, model=model, max_steps=3, eval_frequency=1)
         with suppress(Exception):
             trainer.fit(constant_batches(1, 2, 3), constant_batches(1, 2))
-        return [text for text in caplog.messages if "scalar tensor" in text]
+        return [text for text in caplog.messages if text.startswith("Not logged, because")]
 
     return fit
 
@@ -126,14 +126,72 @@ def shapes_of(trainer_of, caplog) -> Callable[..., list[str]]:
 def test_a_metric_with_dimensions_is_named_once_with_its_shape(shapes_of, callback) -> None:
     size = len(constant_batches(1)[0])
     [hint] = shapes_of(*([] if callback is None else [callback()]))
-    assert f"accuracy ({size}, {size})" in hint
-    assert "f1 (1,)" in hint
+    assert f"accuracy (shape ({size}, {size}))" in hint
+    assert "f1 (shape (1,))" in hint
     assert not any(name in hint for name in ("loss", "logits", "feature_maps"))
 
 
 @pytest.mark.parametrize(("callbacks", "model"), [([Reads], Misshapen), ([], Scored)])
 def test_no_word_of_shapes_where_nothing_is_lost(shapes_of, callbacks, model) -> None:
     assert shapes_of(*(kind() for kind in callbacks), model=model) == []
+
+
+class Numbers(Scale):
+    """Returns a metric and others as Python numbers."""
+
+    def forward(self, batch: Tensor) -> dict[str, Any]:
+        return {
+            "loss": super().forward(batch),
+            "accuracy": batch.mean().item(),
+            "spread": 0.5,
+            "top_1": 3,
+            "num_items": 2,
+            "num_tokens": 7,
+            "is_full": True,
+        }
+
+
+@pytest.mark.parametrize("callbacks", [[], [ModelEvalMetrics]], ids=["none", "averaged"])
+def test_a_metric_that_is_a_python_number_is_named_once(shapes_of, callbacks) -> None:
+    [hint] = shapes_of(*(kind() for kind in callbacks), model=Numbers)
+    assert all(fact in hint for fact in ("accuracy (float)", "spread (float)", "top_1 (int)"))
+    assert ".item()" in hint
+    assert "mean()" not in hint
+    assert not any(name in hint for name in ("num_items", "num_tokens", "is_full"))
+
+
+# ---- callbacks that watch such a metric
+
+
+@pytest.mark.parametrize(
+    ("model", "metric", "facts"),
+    [
+        (Numbers, "accuracy", ["float", ".item()"]),
+        (Misshapen, "f1", ["shape (1,)", "mean()"]),
+        (Scored, "score", ["ModelEvalMetrics()"]),
+    ],
+)
+@pytest.mark.parametrize("watching", [EarlyStopping, SaveBest])
+def test_a_callback_that_watches_it_says_why_it_gets_none(
+    trainer_of, caplog, model, metric, facts, watching
+) -> None:
+    caplog.set_level(logging.INFO)
+    name = f"validate_0/{metric}"
+    trainer = trainer_of(watching(name, "max"), model=model, max_steps=2, eval_frequency=1)
+    trainer.fit(constant_batches(1, 2), constant_batches(1))
+    texts = [text for text in caplog.messages if repr(name) in text]
+    first = next(idx for idx, text in enumerate(caplog.messages) if text.startswith("Not logged"))
+    assert caplog.messages.index(texts[0]) > first
+    for text in texts:
+        assert all(fact in text for fact in facts)
+        assert "Did you mean" not in text
+
+
+def test_the_error_without_best_weights_says_why_too(trainer_of) -> None:
+    best = SaveBest("validate_0/accuracy", load_best=True)
+    trainer = trainer_of(best, model=Numbers, max_steps=1)
+    with pytest.raises(ConfigError, match=r"never logged.*float.*\.item\(\)"):
+        trainer.fit(constant_batches(1), constant_batches(1))
 
 
 def test_predictions_may_have_any_shape(trainer_of, caplog) -> None:

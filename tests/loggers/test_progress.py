@@ -152,6 +152,7 @@ def test_a_run_that_resumes_counts_from_there(make, batches, messages):
     assert messages()[-1].startswith("Finished at step 4: 2 steps in")
     start = next(line for line in messages() if "resumed" in line)
     assert "resumed from checkpoint_2 at step 2" in start
+    assert re.search(r"length: +to step 4, 2 steps left\n", start)
 
 
 class Terminal(io.StringIO):

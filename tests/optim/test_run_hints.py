@@ -35,7 +35,8 @@ def hints(monkeypatch, trained):
     """A function that returns the hints at the start of a run with a scheduler."""
     found: list[str] = []
     monkeypatch.setattr(
-        "modelzoo_trainer.core.loop.log_hints", lambda trainer: found.extend(hints_of(trainer))
+        "modelzoo_trainer.core.loop.log_hints",
+        lambda trainer, val_dataloader: found.extend(hints_of(trainer, val_dataloader)),
     )
 
     def of(make: Any, **settings: Any) -> list[str]:

@@ -19,6 +19,7 @@ from modelzoo_trainer.config.loader import kind_of
 from modelzoo_trainer.config.names import Unshipped
 from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.secrets import HIDDEN, hide_in_text, is_secret
+from modelzoo_trainer.core import Checkpoint
 
 WIDTH: Final = 100
 LABEL: Final = 15  # characters of the first column of a table, with the colon and a space
@@ -26,6 +27,7 @@ LABEL: Final = 15  # characters of the first column of a table, with the colon a
 _PLAIN_TEXT: Final = re.compile(r"[A-Za-z_./~][\w./~:@%+*{}-]*", re.ASCII)
 _MOST_CHARACTERS: Final = 80  # of a text; the middle of a longer one is omitted
 _KEPT: Final = (50, 27)  # of its beginning and of its end
+_SAVING: Final = ("steps", "minutes", "epochs")  # with any of them, one is written at the end
 _MOST_ITEMS: Final = 12  # of a list of values
 
 
@@ -45,6 +47,14 @@ def defaults_of(component: Component, num_injected: int = 0) -> dict[str, Any]:
         and parameter.default is not parameter.empty
         and parameter.name not in component.arguments
     }
+
+
+def _shown_defaults(component: Component, num_injected: int) -> dict[str, Any]:
+    """Return the defaults, without `save_final_checkpoint` if another setting implies it."""
+    found = defaults_of(component, num_injected)
+    if component.target is Checkpoint and any(map(component.arguments.get, _SAVING)):
+        found.pop("save_final_checkpoint", None)
+    return found
 
 
 def plain(value: Any, key: object = "") -> Any:
@@ -223,5 +233,5 @@ def _lines(label: str, component: Component, indent: int, num_injected: int) -> 
         f"{' ' * indent}{label}: {class_name(component.target)}",
         *argument_lines(values, deeper),
         *inner,
-        *argument_lines(defaults_of(component, num_injected), deeper, "defaults: "),
+        *argument_lines(_shown_defaults(component, num_injected), deeper, "defaults: "),
     ]

@@ -20,6 +20,7 @@ from modelzoo_trainer.config.report.components import row, show
 from modelzoo_trainer.config.report.hooks import listens, micro_batch_sizes
 from modelzoo_trainer.core import Checkpoint, Logging, TrainingLoop
 from modelzoo_trainer.core.loop import EPOCH
+from modelzoo_trainer.watched_metrics import hints_for, num_validations
 
 _ROWS = {"test": "test", "predict": "predictions"}
 _FEW = 5  # positions that are listed without a gap
@@ -191,7 +192,11 @@ def length_lines(plan: TrainerPlan) -> list[str]:
         *row("validations", _validations(plan, length)),
         *row("checkpoints", _checkpoints(plan, length)),
         *row("log lines", length.log_lines.describe(_counted(length))),
-        *(line for hint in _hints(length) for line in row("hint", hint)),
+        *(
+            line
+            for hint in (*_hints(length), *_watched(plan, length))
+            for line in row("hint", hint)
+        ),
     ]
 
 
@@ -221,7 +226,7 @@ def _steps(plan: TrainerPlan, length: RunLength) -> str:
         num = str(loop.max_steps)
         num += "" if length.is_at_step_0 else ", including those before the checkpoint"
     limit = "" if loop.max_time is None else f"; at most {loop.max_time!r} of wall-clock time"
-    return f"{num}; each of {_batches(plan, loop.grad_accum_steps)}{limit}"
+    return f"{num}; each with {_batches(plan, loop.grad_accum_steps)}{limit}"
 
 
 def _epochs(length: RunLength) -> str:
@@ -361,6 +366,23 @@ def _more_times(length: RunLength) -> str:
     if length.checkpoint.asynchronous:
         more += "; written in the background"
     return more
+
+
+def _watched(plan: TrainerPlan, length: RunLength) -> Iterator[str]:
+    """Yield hints about callbacks that watch a metric which is logged once or never."""
+    loop, steps = length.loop, _counted(length)
+    validates = plan.mode != "train" and (plan.call.get("val_dataloader") or _by_callbacks(plan))
+    every = None if length.validations is None else length.validations.every
+    num = num_validations(loop, steps, every) if validates else 0
+    if length.evaluates_every is not None and validates:
+        num = None
+    watching = [
+        (component.target, component.arguments.get("metric", ""))
+        for component in plan.init.get("callbacks", ())
+        if hasattr(component.target, "with_one_value")
+    ]
+    if num is not None:
+        yield from hints_for(watching, loop, num, steps, loop.steps_per_epoch)
 
 
 # ---- settings without effect, or with an unexpected one
