@@ -18,15 +18,18 @@
   const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
   const CONFIG = {
     displaylogo: false, responsive: true, showLink: false, plotlyServerURL: "",
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+    doubleClick: "autosize", // a kept zoom is not what a double click resets to
+    modeBarButtonsToRemove: ["lasso2d", "select2d", "resetScale2d"],
   };
   const KEY = "modelzoo-trainer report " + location.pathname;
 
   const state = Object.assign(
-    { x: "step", smoothing: 0, link: "section", hidden: [], log: {}, wide: {}, member: {}, off: {}, find: "" },
+    {
+      x: "step", smoothing: 0, link: "section", hidden: [], log: {}, wide: {}, member: {}, off: {}, find: "",
+      zoom: { x: {}, y: {}, timeline: {}, unit: null },
+    },
     data.version === null ? {} : stored(),
   );
-  const ranges = {}; // of the x axis, by what is zoomed together
 
   function stored() {
     try {
@@ -168,7 +171,7 @@
   }
 
   function isLog(item) {
-    if (item.id in state.log) return state.log[item.id];
+    if (item.chart.title in state.log) return state.log[item.chart.title];
     return item.chart.section === "loss" && state.logLosses === true;
   }
 
@@ -187,7 +190,7 @@
     const several = variants.length > 1;
     const byMember = several && data.runs.length === 1 && chart.section !== "loss";
     const member = state.member[chart.title] || chart.members[0] || "";
-    const off = state.off[item.id] || [];
+    const off = state.off[item.chart.title] || [];
     const traces = [];
     const lines = [];
     for (const curve of chart.curves) {
@@ -269,7 +272,8 @@
   }
 
   function layoutOf(item, traces) {
-    const range = ranges[groupOf(item)];
+    const { x, y } = state.zoom;
+    const { title } = item.chart;
     const hasLegend = traces.some((trace) => trace.showlegend !== false);
     const numCurves = traces.filter((trace) => trace.hoverinfo !== "skip").length;
     return Object.assign(baseLayout(), {
@@ -278,19 +282,19 @@
       hovermode: numCurves <= 8 ? "x unified" : "closest",
       showlegend: hasLegend,
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 }, itemdoubleclick: false },
-      xaxis: axis({ title: titled(xTitle()), ...(range ? { range: range.slice() } : { autorange: true }) }),
+      xaxis: axis({ title: titled(xTitle()), uirevision: false, ...zooming.shown(x[title]) }),
       yaxis: axis({
         title: titled(item.chart.unit), type: isLog(item) ? "log" : "linear",
-        exponentformat: item.chart.unit ? "SI" : "power", nticks: 7,
-        ...(isLog(item) ? {} : rangeOfConstant(traces)),
+        exponentformat: item.chart.unit ? "SI" : "power", nticks: 7, uirevision: false,
+        ...zooming.shown(y[title]), ...(isLog(item) ? {} : endsOfConstant(traces)),
       }),
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
-      uirevision: `${state.x} ${isLog(item)} ${state.member[item.chart.title] || ""}`,
+      uirevision: "chart", // what is chosen above a chart, such as panning
     });
   }
 
   /** Plotly would draw a constant such as 0.001 between -1 and 1, and rounding errors as changes. */
-  function rangeOfConstant(traces) {
+  function endsOfConstant(traces) {
     let low = Infinity;
     let high = -Infinity;
     for (const trace of traces) {
@@ -303,7 +307,7 @@
     }
     const size = Math.max(Math.abs(low), Math.abs(high));
     if (!(size > 0 && size < Infinity && high - low <= 1e-6 * size)) return {};
-    return { range: high > 0 ? [0, 2 * high] : [2 * low, 0], autorange: false };
+    return { autorangeoptions: { minallowed: Math.min(0, 2 * low), maxallowed: Math.max(0, 2 * high) } };
   }
 
   let isLinking = false;
@@ -343,9 +347,9 @@
 
   function toggleVariant(item, event) {
     const variant = event.data[event.curveNumber].meta;
-    const off = new Set(state.off[item.id] || []);
+    const off = new Set(state.off[item.chart.title] || []);
     if (!off.delete(variant)) off.add(variant);
-    state.off[item.id] = Array.from(off);
+    state.off[item.chart.title] = Array.from(off);
     store();
     draw(item);
     return false; // Plotly is not to do it as well
@@ -353,17 +357,30 @@
 
   function followZoom(item, change) {
     if (isLinking) return;
-    let range;
-    if ("xaxis.range[0]" in change) range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-    else if (change["xaxis.range"]) range = change["xaxis.range"].slice();
-    else if (change["xaxis.autorange"]) range = null;
-    else return;
-    ranges[groupOf(item)] = range;
-    const others = cards.filter((one) => one !== item && one.drawn && groupOf(one) === groupOf(item));
-    isLinking = true;
-    Promise.all(others.map((one) => Plotly.relayout(
-      one.div, range ? { "xaxis.range": range.slice() } : { "xaxis.autorange": true },
-    ))).finally(() => { isLinking = false; });
+    const { x, y } = state.zoom;
+    const height = zooming.changed(change, "yaxis");
+    if (height !== undefined) zooming.keep(y, [item.chart.title], height);
+    const range = zooming.changed(change, "xaxis");
+    if (range !== undefined) {
+      const others = cards.filter((one) => one !== item && groupOf(one) === groupOf(item));
+      zooming.keep(x, [item, ...others].map((one) => one.chart.title), range);
+      isLinking = true;
+      Promise.all(others.filter((one) => one.drawn).map((one) => Plotly.relayout(
+        one.div, range ? { "xaxis.range": range.slice() } : { "xaxis.autorange": true },
+      ))).finally(() => { isLinking = false; });
+    }
+    store();
+  }
+
+  /** Zoomed times, in the unit of the page: a run that goes on gets another one. */
+  function rescaleZoom() {
+    const { zoom } = state;
+    const [, size] = timeUnit();
+    if (zoom.unit !== null && zoom.unit !== size) {
+      zooming.rescale(zoom.timeline, zoom.unit / size);
+      if (state.x === "time") zooming.rescale(zoom.x, zoom.unit / size);
+    }
+    zoom.unit = size;
   }
 
   function redraw() {
@@ -384,6 +401,8 @@
   }, { rootMargin: "800px" });
 
   // ---- timeline
+
+  let hasTimeline = false;
 
   function drawTimeline() {
     const div = document.getElementById("timeline");
@@ -414,7 +433,10 @@
       margin: { l: 20, r: 14, t: 34, b: 44 },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 }, traceorder: "normal" },
       showlegend: true,
-      xaxis: axis({ title: titled(`time since the start of the run (${unit})`), zeroline: false }),
+      xaxis: axis({
+        title: titled(`time since the start of the run (${unit})`), zeroline: false, uirevision: false,
+        ...zooming.shown(state.zoom.timeline.x),
+      }),
       yaxis: axis({
         tickvals: shown.map((_, idx) => idx), autorange: "reversed", fixedrange: true, showgrid: false,
         zeroline: false,
@@ -422,6 +444,13 @@
       }),
       uirevision: "timeline",
     }), CONFIG);
+    if (hasTimeline) return;
+    hasTimeline = true;
+    div.on("plotly_relayout", (change) => {
+      const range = zooming.changed(change, "xaxis");
+      if (range !== undefined) zooming.keep(state.zoom.timeline, ["x"], range);
+      store();
+    });
   }
 
   // ---- controls
@@ -457,7 +486,7 @@
     byId("x-axis").value = state.x;
     byId("x-axis").onchange = (event) => {
       state.x = event.target.value;
-      for (const group of Object.keys(ranges)) delete ranges[group];
+      Object.assign(state.zoom, { x: {}, y: {} });
       redraw();
     };
     const hasEpochs = data.runs.some((run) => run.epochs[0].length > 1);
@@ -476,7 +505,8 @@
       state.logLosses = event.target.checked;
       for (const item of cards) {
         if (item.chart.section === "loss") {
-          delete state.log[item.id];
+          delete state.log[item.chart.title];
+          delete state.zoom.y[item.chart.title];
           press(item.card.querySelector(".log"), isLog(item));
         }
       }
@@ -532,7 +562,8 @@
       const member = item.card.querySelector(".member");
       press(log, isLog(item));
       log.onclick = () => {
-        state.log[item.id] = !isLog(item);
+        state.log[item.chart.title] = !isLog(item);
+        delete state.zoom.y[item.chart.title];
         press(log, isLog(item));
         store();
         draw(item);
@@ -541,10 +572,10 @@
         item.card.classList.toggle("wide", isWide);
         press(wide, isWide);
       };
-      stretch(Boolean(state.wide[item.id]));
+      stretch(Boolean(state.wide[item.chart.title]));
       wide.onclick = () => {
-        state.wide[item.id] = !state.wide[item.id];
-        stretch(state.wide[item.id]);
+        state.wide[item.chart.title] = !state.wide[item.chart.title];
+        stretch(state.wide[item.chart.title]);
         store();
         draw(item);
         Plotly.Plots.resize(item.div);
@@ -553,6 +584,7 @@
         member.value = state.member[item.chart.title] || item.chart.members[0];
         member.onchange = () => {
           state.member[item.chart.title] = member.value;
+          delete state.zoom.y[item.chart.title];
           store();
           draw(item);
         };
@@ -575,6 +607,7 @@
     }, 2000);
   }
 
+  rescaleZoom();
   paintRuns();
   bindControls();
   bindCards();

@@ -27,6 +27,7 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
 )
+_SCRIPTS: Final = ("coinciding.js", "zooming.js", "page.js")  # each uses those before it
 _MAX_SAMPLE_BYTES: Final = 400_000  # texts of all runs
 _MAX_OPEN_ROWS: Final = 25
 _MAX_IMAGE_BYTES: Final = 700_000  # images of all runs
@@ -76,9 +77,7 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
 {plotly_js()}
 </script>
 <script>
-{_asset("coinciding.js")}
-{_asset("page.js")}
-</script>
+{"".join(map(_asset, _SCRIPTS))}</script>
 </body>
 </html>
 """

@@ -64,12 +64,13 @@ class Page:
     def num_lines(self, title):
         return self.chart(title).locator(".scatterlayer .trace .lines path.js-line").count()
 
-    def drag(self, title, start, end):
+    def drag(self, title, start, end, height=0.0):
         box = self.chart(title).locator(".nsewdrag").first.bounding_box()
         middle = box["y"] + box["height"] / 2
         self.page.mouse.move(box["x"] + start * box["width"], middle)
         self.page.mouse.down()
-        self.page.mouse.move(box["x"] + end * box["width"], middle + 2, steps=8)
+        below = middle + 2 + height * box["height"]
+        self.page.mouse.move(box["x"] + end * box["width"], below, steps=8)
         self.page.mouse.up()
         self.page.wait_for_timeout(600)  # Plotly waits for a second click
 
@@ -235,30 +236,71 @@ def test_charts_follow_the_color_scheme(browser, report):
     dark.page.close()
 
 
-def test_a_page_that_is_watched_refreshes_itself_and_keeps_its_settings(
-    browser, tmp_path, monkeypatch
-):
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """The address of the report of a run in `tmp_path / "run"` that is watched."""
     monkeypatch.setattr(watching, "_INTERVAL_S", 0.1)
     write(tmp_path / "run", 50, 1.0)
     server = watching.make_server([tmp_path / "run"], 0)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    try:
-        address = f"http://127.0.0.1:{server.server_port}/"
-        opened = Page(browser, address)
-        opened.page.select_option("#x-axis", "time")
-        assert opened.page.locator(".tile", has_text="50").text_content() == "Steps50"
-        shutil.rmtree(tmp_path / "run")
-        write(tmp_path / "run", 80, 1.0)
-        opened.page.locator(".tile", has_text="80").wait_for(timeout=20_000)
-        assert opened.page.input_value("#x-axis") == "time"
-        assert {url.removeprefix(address) for url in opened.requests} == {"", "version"}
-        assert opened.said == []
-        opened.page.close()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def go_on(page, folder, num):
+    """Write more steps of a run, and wait until its page shows them."""
+    shutil.rmtree(folder)
+    write(folder, num, 1.0)
+    page.page.locator(".tile", has_text=str(num)).wait_for(timeout=20_000)
+    page.page.wait_for_selector("#loss .main-svg")
+
+
+def test_a_page_that_is_watched_refreshes_itself_and_keeps_its_settings(browser, served, tmp_path):
+    opened = Page(browser, served)
+    opened.page.select_option("#x-axis", "time")
+    assert opened.page.locator(".tile", has_text="50").text_content() == "Steps50"
+    go_on(opened, tmp_path / "run", 80)
+    assert opened.page.input_value("#x-axis") == "time"
+    assert {url.removeprefix(served) for url in opened.requests} == {"", "version"}
+    assert opened.said == []
+    opened.page.close()
+
+
+def test_a_page_that_is_watched_keeps_the_zoom_until_a_double_click(browser, served, tmp_path):
+    opened = Page(browser, served)
+    heights = "div => div._fullLayout.yaxis.range"
+    plot = opened.chart("loss").locator(".js-plotly-plot")
+    whole = plot.evaluate(heights)
+    opened.drag("loss", 0.25, 0.5, height=0.3)
+    kept, height = opened.range_of("loss"), plot.evaluate(heights)
+    assert height != whole
+    go_on(opened, tmp_path / "run", 80)
+    assert opened.range_of("loss") == opened.range_of("train_loss_epoch") == kept
+    assert plot.evaluate(heights) == height
+    opened.drag("loss", 0.25, 0.5)
+    assert opened.range_of("loss")[1] < kept[1]
+    opened.chart("loss").locator(".nsewdrag").first.dblclick()
+    opened.page.wait_for_timeout(600)
+    assert opened.range_of("train_loss_epoch")[1] > 79
+    assert plot.evaluate(heights) == pytest.approx(whole, rel=0.1)
+    go_on(opened, tmp_path / "run", 90)
+    assert opened.range_of("loss")[1] > 89
+    assert opened.said == []
+    opened.page.close()
+
+
+def test_a_zoom_of_the_time_axis_is_kept_in_another_unit(browser, served, tmp_path):
+    opened = Page(browser, served)
+    opened.page.select_option("#x-axis", "time")
+    opened.drag("loss", 0.25, 0.5)
+    low, high = opened.range_of("loss")
+    go_on(opened, tmp_path / "run", 300)
+    assert "(min)" in opened.chart("loss").locator(".xtitle").text_content()
+    assert opened.range_of("loss") == pytest.approx([low / 60, high / 60])
+    opened.page.close()
 
 
 def written(folder, **runs):
