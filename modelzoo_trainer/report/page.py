@@ -41,6 +41,15 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
     Raises:
         ConfigError: If plotly is not installed.
     """
+    return page_and_notes(runs, version=version)[0]
+
+
+def page_and_notes(runs: Sequence[Run], *, version: str | None = None) -> tuple[str, list[str]]:
+    """Return the report of some runs, and its notes on missing data as lines of text.
+
+    Raises:
+        ConfigError: If plotly is not installed.
+    """
     charts = charts_of(runs)
     facts, notes = payload(runs, charts)
     facts["version"] = version
@@ -51,7 +60,10 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
         f'<section id="{key}"><h2>{heading}</h2>{content}</section>\n'
         for key, heading, content in sections
     )
-    return f"""<!DOCTYPE html>
+    lines = list(notes)
+    for run in runs:
+        lines += [f"{run.name}: {note}" if len(runs) > 1 else note for note in run.notes]
+    html = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -81,6 +93,7 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
 </body>
 </html>
 """
+    return html, lines
 
 
 def _policy(*, is_served: bool) -> str:
