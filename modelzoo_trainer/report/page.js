@@ -2,25 +2,10 @@
 (() => {
   "use strict";
 
+  const { COLORS, DASHES, KIND_COLORS, CONFIG, style, axis, titled, baseLayout } = looks;
   const data = JSON.parse(document.getElementById("data").textContent);
-  const COLORS = [
-    "#3b78c3", "#e8862e", "#3f9e57", "#d1495b", "#8a63c9", "#2aa5a5", "#c2569b", "#8c6d46",
-    "#b3a22a", "#6f7f8f", "#7fb2ee", "#f6b97a", "#86cf98", "#ef929d", "#bda4e8", "#7ed3d0",
-    "#e39bc8", "#c2a27a", "#dccf6d", "#aab6c1",
-  ];
-  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
-  const KIND_COLORS = {
-    train: "#3f9e57", data: "#b3a22a", validate: "#3b78c3", save: "#8a63c9", startup: "#9aa5b1",
-    lost: "#d1495b", down: "#4a4f57", other: "#cfd5db",
-  };
   const UNITS = [[172800, 86400, "days"], [7200, 3600, "h"], [180, 60, "min"], [0, 1, "s"]];
   const FEW = 60; // points of a curve that is drawn with marks
-  const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
-  const CONFIG = {
-    displaylogo: false, responsive: true, showLink: false, plotlyServerURL: "",
-    doubleClick: "autosize", // a kept zoom is not what a double click resets to
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "resetScale2d"],
-  };
   const KEY = "modelzoo-trainer report " + location.pathname;
 
   const state = Object.assign(
@@ -116,6 +101,11 @@
     return { step: "step", time: `time since the start (${timeUnit()[2]})`, epoch: "epoch" }[state.x];
   }
 
+  /** The head of what appears on hovering. */
+  function xHover() {
+    return { step: "step %{x}", time: `%{x} ${timeUnit()[2]}`, epoch: "epoch %{x}" }[state.x];
+  }
+
   /** Exponential moving average, corrected for its beginning. */
   function smoothed(values, weight) {
     let sum = 0;
@@ -125,36 +115,6 @@
       mass = weight * mass + (1 - weight);
       return sum / mass;
     });
-  }
-
-  // ---- looks
-
-  function style(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  }
-
-  function axis(more) {
-    return Object.assign({
-      gridcolor: style("--grid"), linecolor: style("--line"), zerolinecolor: style("--grid"),
-      tickfont: { size: 11, color: style("--muted") }, automargin: true, hoverformat: ".6~g",
-      title: { font: { size: 11, color: style("--muted") }, standoff: 6 },
-    }, more);
-  }
-
-  function titled(text) {
-    return { text, font: { size: 11, color: style("--muted") }, standoff: 6 };
-  }
-
-  function baseLayout() {
-    return {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: FONT, size: 12, color: style("--text") },
-      hoverlabel: {
-        bgcolor: style("--card"), bordercolor: style("--line"), namelength: 40,
-        font: { family: FONT, size: 12, color: style("--text") },
-      },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: style("--muted"), activecolor: style("--text") },
-    };
   }
 
   // ---- charts
@@ -207,15 +167,34 @@
         isOwn: data.runs.length === 1 && several,
       };
       const own = drawn(curve, look);
-      traces.push(...own);
+      traces.push(...own.map((one) => (one.mode === "markers" ? one : interrupted(one, curve.run))));
       const line = own.filter((one) => one.mode !== "markers").pop();
       if (line && look.visible === true) {
         lines.push({ ...line.line, x: line.x, y: line.y, variant: curve.variant, run: curve.run });
       }
     }
-    traces.push(...coinciding.stripes(lines, isLog(item)).map(stripe));
+    for (const one of coinciding.stripes(lines, isLog(item))) traces.push(stripe(interrupted(one, one.over)));
     if (several && data.runs.length > 1) traces.push(...variants.map((one, idx) => key(one, idx, off)));
     return traces;
+  }
+
+  /** A trace with gaps where its run was interrupted, if x is the time. */
+  function interrupted(trace, run) {
+    if (state.x !== "time") return trace;
+    const [, size] = timeUnit();
+    const pauses = data.runs[run].pauses.map(([start, end]) => [start / size, end / size]);
+    return { ...trace, ...gaps.cut(trace.x, trace.y, pauses) };
+  }
+
+  /** Lines at the restarts of the runs of a chart, unless x is the time. */
+  function restarts(item) {
+    if (state.x === "time") return [];
+    const runs = new Set(item.chart.curves.map((curve) => curve.run));
+    return Array.from(runs).filter((run) => !state.hidden.includes(run)).flatMap((run) => {
+      const steps = data.runs[run].pauses.map(([, , step]) => step).filter((step) => step !== null);
+      const x = state.x === "epoch" ? epochsOf(run, steps) || [] : steps;
+      return gaps.lines(x, COLORS[run % COLORS.length]);
+    });
   }
 
   /** A line that shows a curve where another one covers it. */
@@ -282,32 +261,17 @@
       hovermode: numCurves <= 8 ? "x unified" : "closest",
       showlegend: hasLegend,
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 }, itemdoubleclick: false },
-      xaxis: axis({ title: titled(xTitle()), uirevision: false, ...zooming.shown(x[title]) }),
+      xaxis: axis({ title: titled(xTitle()), uirevision: false, ...zooming.shown(x[title]), unifiedhovertitle: { text: xHover() } }),
       yaxis: axis({
         title: titled(item.chart.unit), type: isLog(item) ? "log" : "linear",
         exponentformat: item.chart.unit ? "SI" : "power", nticks: 7, uirevision: false,
-        ...zooming.shown(y[title]), ...(isLog(item) ? {} : endsOfConstant(traces)),
+        rangemode: item.chart.section === "memory" ? "tozero" : "normal",
+        ...zooming.shown(y[title]), ...(isLog(item) ? {} : looks.endsOfConstant(traces)),
       }),
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+      shapes: restarts(item),
       uirevision: "chart", // what is chosen above a chart, such as panning
     });
-  }
-
-  /** Plotly would draw a constant such as 0.001 between -1 and 1, and rounding errors as changes. */
-  function endsOfConstant(traces) {
-    let low = Infinity;
-    let high = -Infinity;
-    for (const trace of traces) {
-      if (trace.yaxis === "y2" || trace.visible !== true) continue;
-      for (const value of trace.y) {
-        if (value === null) continue;
-        low = Math.min(low, value);
-        high = Math.max(high, value);
-      }
-    }
-    const size = Math.max(Math.abs(low), Math.abs(high));
-    if (!(size > 0 && size < Infinity && high - low <= 1e-6 * size)) return {};
-    return { autorangeoptions: { minallowed: Math.min(0, 2 * low), maxallowed: Math.max(0, 2 * high) } };
   }
 
   let isLinking = false;
@@ -520,39 +484,13 @@
     byId("find").value = state.find;
     byId("find").oninput = (event) => {
       state.find = event.target.value;
-      find();
+      finding.find(cards, state.find);
       store();
     };
     for (const chip of document.querySelectorAll(".chip")) {
       chip.onclick = (event) => toggleRun(Number(chip.dataset.run), event.altKey);
       chip.ondblclick = () => toggleRun(Number(chip.dataset.run), true);
     }
-  }
-
-  function find() {
-    const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const { card, chart } of cards) {
-      const names = [chart.title, ...chart.members].join(" ").toLowerCase();
-      card.hidden = !words.every((word) => names.includes(word));
-    }
-    for (const more of document.querySelectorAll("details.more")) {
-      if (words.length && !("before" in more.dataset)) more.dataset.before = more.open ? "open" : "";
-      more.hidden = !hasShownCard(more);
-      if (words.length) more.open = true;
-      else if ("before" in more.dataset) {
-        more.open = more.dataset.before === "open";
-        delete more.dataset.before;
-      }
-    }
-    for (const section of document.querySelectorAll("section")) {
-      if (!section.querySelector("figure[data-chart]")) continue;
-      section.hidden = !hasShownCard(section);
-      for (const link of document.querySelectorAll(`nav a[href="#${section.id}"]`)) link.hidden = section.hidden;
-    }
-  }
-
-  function hasShownCard(part) {
-    return part.querySelector("figure[data-chart]:not([hidden])") !== null;
   }
 
   function bindCards() {
@@ -611,7 +549,7 @@
   paintRuns();
   bindControls();
   bindCards();
-  find();
+  finding.find(cards, state.find);
   drawTimeline();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   watch();

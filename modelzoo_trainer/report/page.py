@@ -27,7 +27,10 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
 )
-_SCRIPTS: Final = ("coinciding.js", "zooming.js", "page.js")  # each uses those before it
+_SCRIPTS: Final = (
+    *("coinciding.js", "finding.js", "gaps.js", "looks.js", "scrolling.js", "zooming.js"),
+    "page.js",  # uses the others
+)
 _MAX_SAMPLE_BYTES: Final = 400_000  # texts of all runs
 _MAX_OPEN_ROWS: Final = 25
 _MAX_IMAGE_BYTES: Final = 700_000  # images of all runs
@@ -78,8 +81,8 @@ def page_and_notes(runs: Sequence[Run], *, version: str | None = None) -> tuple[
 </style>
 </head>
 <body>
-<header><h1>{escape(title)}</h1><nav>{links}</nav></header>
-{_controls(runs)}
+<header><h1>{escape(title)}</h1></header>
+{_controls(runs, links)}
 <main>
 {body}</main>
 <footer>Written {tables.when(time.time())} by modelzoo-trainer {escape(__version__)}.
@@ -127,11 +130,11 @@ def _in_script(facts: dict[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _controls(runs: Sequence[Run]) -> str:
+def _controls(runs: Sequence[Run], links: str) -> str:
     chips, names = "", ", click a name in a legend to hide its curve"
     if len(runs) > 1:
         names = (
-            ", click a name to hide it, double-click to show only it; stripes in two colors: "
+            ", click a name to hide it, double-click to show only it; a striped line: "
             "curves that coincide"
         )
         buttons = "".join(
@@ -141,6 +144,7 @@ def _controls(runs: Sequence[Run]) -> str:
         )
         chips = f'<div id="legend" role="group" aria-label="Runs">{buttons}</div>'
     return f"""<div id="controls">
+<nav>{links}</nav>
 <div class="row">
 <label>x axis <select id="x-axis">
 <option value="step">step</option><option value="time">time</option>
@@ -152,6 +156,7 @@ def _controls(runs: Sequence[Run]) -> str:
 <option value="page">all charts together</option>
 <option value="none">each chart alone</option></select></label>
 <label>find <input id="find" type="search" placeholder="metric" size="12"></label>
+<span id="none-found" role="status" hidden>no metric found</span>
 <span class="help">drag in a chart to zoom, double-click to reset{names}</span>
 </div>{chips}</div>"""
 

@@ -243,7 +243,10 @@ def _comparison(runs: Sequence[Run]) -> str:
         if _direction(name) is None:
             head.append(f"{label}<small>last</small>")
             continue
-        head += [f"{label}<small>last / best</small>", "best at<small>step</small>"]
+        head += [
+            f"{label}<small>last / best</small>",
+            "<span>best&nbsp;at</span><small>step</small>",
+        ]
         columns.append(_step_column(runs, name))
     head += [f"<span{_explained(title)}>{title}</span>" for title in _FACTS]
     columns += [[cell(run) for run in runs] for cell in _FACTS.values()]
