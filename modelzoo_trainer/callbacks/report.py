@@ -28,7 +28,7 @@ _NAME: Final = "report.html"
 _COMMAND: Final = "modelzoo_trainer.report"
 _NICENESS: Final = 10
 _LAST_WAIT_S: Final = 60.0
-_SHARE: Final = 10  # at most one tenth of the time is spent on writing
+_SHARE: Final = 10  # writing takes at most one tenth of the time of one CPU core
 
 
 class Report(Callback):
@@ -39,14 +39,18 @@ class Report(Callback):
     error. Failures are logged as a warning. Requires a `JsonlLogger`.
 
     Args:
-        interval_s: Minimum seconds between two reports, > 0.
+        interval_s: Minimum seconds between two reports, > 0. The next one also waits until ten
+            times the CPU time of the last one is over: a report that takes 1 s of CPU time is
+            written at most every 10 s.
         path: The file; None = `report.html` in `model_dir`. A file that is not a report is not
             overwritten.
 
     Raises:
         ConfigError: If the interval is not positive; at set-up, if plotly is not installed.
 
-    Cost: A clock read when metrics are logged; the end of a run waits for the last report.
+    Cost: A clock read when metrics are logged; at most a tenth of one CPU core at low priority
+    (about 1 s of CPU time per report, more for long runs); the end of a run waits for the last
+    report.
     """
 
     @checked()
@@ -54,7 +58,7 @@ class Report(Callback):
         self.interval_s = interval_s
         self.path = path
         self._process: subprocess.Popen[str] | None = None
-        self._started = self._next = 0.0
+        self._started = self._next = self._cpu_before = 0.0
         self._command: list[str] = []
         self._depth = 0
         self._has_failed = False
@@ -128,7 +132,7 @@ class Report(Callback):
         """Start a process that writes the report."""
         if self._has_failed:
             return
-        self._started = time.monotonic()
+        self._started, self._cpu_before = time.monotonic(), _cpu_of_children()
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -154,8 +158,10 @@ class Report(Callback):
             return True
         if process.poll() is None:
             return False
-        took = time.monotonic() - self._started
-        self._next = max(self._next, self._started + _SHARE * took)
+        took = time.monotonic() - self._started  # long if training keeps all cores busy
+        used = _cpu_of_children() - self._cpu_before  # too much if others have ended, too
+        cost = min(took, used) if used > 0 else took
+        self._next = max(self._next, self._started + _SHARE * cost)
         self._end(process)
         return time.monotonic() >= self._next
 
@@ -184,6 +190,12 @@ class Report(Callback):
         if not self._has_failed:
             log.warning("Stopped updating the report (%s); training continues.", why)
         self._has_failed = True
+
+
+def _cpu_of_children() -> float:
+    """Return the CPU seconds of all child processes that have ended; 0 = not known here."""
+    found = os.times()
+    return found.children_user + found.children_system
 
 
 def _has_metrics(logger: Logger) -> bool:

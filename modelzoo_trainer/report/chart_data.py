@@ -30,6 +30,7 @@ MAX_POINTS: Final = 130_000
 MAX_POINTS_OF_CURVE: Final = 2000
 MIN_POINTS_OF_CURVE: Final = 64
 MAX_CURVES: Final = MAX_POINTS // MIN_POINTS_OF_CURVE
+_MAX_PAUSES: Final = 200  # of one run
 _MAX_LINES: Final = 12  # of a chart with a line for each member of a family
 
 
@@ -166,7 +167,9 @@ def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any
             f"each interval, so that spikes stay visible."
         )
     facts = {
-        "runs": [{"name": run.name, "epochs": _epochs(run)} for run in runs],
+        "runs": [
+            {"name": run.name, "epochs": _epochs(run), "pauses": _pauses(run)} for run in runs
+        ],
         "charts": drawn,
         "timeline": _timeline(runs),
         "kinds": KINDS,
@@ -181,6 +184,14 @@ def _start_of(run: Run) -> float:
 def _epochs(run: Run) -> list[list[float]]:
     pairs = run.epochs()
     return [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
+
+
+def _pauses(run: Run) -> list[list[float | None]]:
+    """Return start, end and the step of the restart of each of the newest pauses."""
+    return [
+        [round(one.start - run.start, 3), round(one.end - run.start, 3), one.step]
+        for one in run.timeline.pauses[-_MAX_PAUSES:]
+    ]
 
 
 def _curve(series: Series, start: float, max_points: int) -> dict[str, Any]:

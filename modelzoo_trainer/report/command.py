@@ -13,7 +13,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.exit_codes import DONE, INTERRUPTED, WRONG_USE
 from modelzoo_trainer.report.metric_names import short_names
 from modelzoo_trainer.report.output import check_target, write_report
-from modelzoo_trainer.report.page import page, plotly_js
+from modelzoo_trainer.report.page import page_and_notes, plotly_js
 from modelzoo_trainer.report.run import Run, read_run
 from modelzoo_trainer.stderr import say
 
@@ -65,12 +65,15 @@ def run(options: argparse.Namespace) -> int:
         check_target(output)
         plotly_js()  # before reading, which may take minutes
         runs = read_runs(options.runs)
-        write_report(output, page(runs))
+        html, notes = page_and_notes(runs)
+        write_report(output, html)
     except ConfigError as error:
         say(str(error))
         return WRONG_USE
     except KeyboardInterrupt:
         return INTERRUPTED
+    for note in notes:
+        say(note)
     size = readable(output.stat().st_size)
     say(f"Wrote {os.path.abspath(output)} ({size}, {_count(runs)}).")
     return DONE

@@ -57,7 +57,7 @@ class MetricsFile:
     """The newest ones."""
     num_lines: int = 0
     num_broken: int = 0
-    """Lines that are not JSON objects or have no step, except the last one."""
+    """Lines that are not JSON objects or have no step, except a last one that is cut."""
     num_repeated: int = 0
     """Values that a later one of the same step replaces."""
     is_cut: bool = False
@@ -67,6 +67,11 @@ class MetricsFile:
     first_time: float = math.nan
     last_time: float = math.nan
     last_step: float = 0.0
+
+    @property
+    def is_unusable(self) -> bool:
+        """Whether it has whole lines, but none is usable."""
+        return 0 < self.num_broken == self.num_lines - self.is_cut
 
 
 class _Column:
@@ -98,7 +103,7 @@ def read_metrics(path: Path) -> MetricsFile:
             step = None if record is None else _first(record, STEP_KEYS)
             if record is None or step is None:
                 found.num_broken += 1
-                found.is_cut = not line.endswith(b"\n")
+                found.is_cut = record is None and _is_cut(line)
                 continue
             _add(record, step, found, columns, texts)
     if found.is_cut:
@@ -108,6 +113,11 @@ def read_metrics(path: Path) -> MetricsFile:
         found.series[name], repeated = _sorted(column)
         found.num_repeated += repeated
     return found
+
+
+def _is_cut(line: bytes) -> bool:
+    """Return whether a line is the beginning of an object."""
+    return line.lstrip().startswith(b"{") and not line.endswith(b"\n")
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -20,13 +20,13 @@ def check_target(path: Path) -> None:
         ConfigError: If it exists and is not a report, or its folder does not exist.
     """
     if path.is_dir():
-        raise ConfigError(f"-o {str(path)!r} is a folder. Pass a file, such as {path}/report.html.")
+        raise ConfigError(f"{str(path)!r} is a folder. Pass a file, such as {path}/report.html.")
     if not path.parent.is_dir():
-        raise ConfigError(f"-o {str(path)!r}: the folder {str(path.parent)!r} does not exist.")
+        raise ConfigError(f"{str(path)!r}: the folder {str(path.parent)!r} does not exist.")
     if not path.exists():
         return
     if not path.is_file():
-        raise ConfigError(f"-o {str(path)!r} is not a regular file. Choose another path.")
+        raise ConfigError(f"{str(path)!r} is not a regular file. Choose another path.")
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -34,7 +34,7 @@ def check_target(path: Path) -> None:
         raise _unwritable(path, error) from None
     if head and MARKER.encode() not in head:
         raise ConfigError(
-            f"-o {str(path)!r} exists and is not a report; it was not overwritten. Choose another "
+            f"{str(path)!r} exists and is not a report; it was not overwritten. Choose another "
             f"path, or remove the file."
         )
 
@@ -59,4 +59,4 @@ def write_report(path: Path, html: str) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"-o {str(path)!r} cannot be written: {error.strerror or error}.")
+    return ConfigError(f"the report {str(path)!r} cannot be written: {error.strerror or error}.")

@@ -2,31 +2,19 @@
 (() => {
   "use strict";
 
+  const { COLORS, DASHES, KIND_COLORS, CONFIG, style, axis, titled, baseLayout } = looks;
   const data = JSON.parse(document.getElementById("data").textContent);
-  const COLORS = [
-    "#3b78c3", "#e8862e", "#3f9e57", "#d1495b", "#8a63c9", "#2aa5a5", "#c2569b", "#8c6d46",
-    "#b3a22a", "#6f7f8f", "#7fb2ee", "#f6b97a", "#86cf98", "#ef929d", "#bda4e8", "#7ed3d0",
-    "#e39bc8", "#c2a27a", "#dccf6d", "#aab6c1",
-  ];
-  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
-  const KIND_COLORS = {
-    train: "#3f9e57", data: "#b3a22a", validate: "#3b78c3", save: "#8a63c9", startup: "#9aa5b1",
-    lost: "#d1495b", down: "#4a4f57", other: "#cfd5db",
-  };
   const UNITS = [[172800, 86400, "days"], [7200, 3600, "h"], [180, 60, "min"], [0, 1, "s"]];
   const FEW = 60; // points of a curve that is drawn with marks
-  const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
-  const CONFIG = {
-    displaylogo: false, responsive: true, showLink: false, plotlyServerURL: "",
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
-  };
   const KEY = "modelzoo-trainer report " + location.pathname;
 
   const state = Object.assign(
-    { x: "step", smoothing: 0, link: "section", hidden: [], log: {}, wide: {}, member: {}, off: {}, find: "" },
+    {
+      x: "step", smoothing: 0, link: "section", hidden: [], log: {}, wide: {}, member: {}, off: {}, find: "",
+      zoom: { x: {}, y: {}, timeline: {}, unit: null },
+    },
     data.version === null ? {} : stored(),
   );
-  const ranges = {}; // of the x axis, by what is zoomed together
 
   function stored() {
     try {
@@ -113,6 +101,11 @@
     return { step: "step", time: `time since the start (${timeUnit()[2]})`, epoch: "epoch" }[state.x];
   }
 
+  /** The head of what appears on hovering. */
+  function xHover() {
+    return { step: "step %{x}", time: `%{x} ${timeUnit()[2]}`, epoch: "epoch %{x}" }[state.x];
+  }
+
   /** Exponential moving average, corrected for its beginning. */
   function smoothed(values, weight) {
     let sum = 0;
@@ -122,36 +115,6 @@
       mass = weight * mass + (1 - weight);
       return sum / mass;
     });
-  }
-
-  // ---- looks
-
-  function style(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  }
-
-  function axis(more) {
-    return Object.assign({
-      gridcolor: style("--grid"), linecolor: style("--line"), zerolinecolor: style("--grid"),
-      tickfont: { size: 11, color: style("--muted") }, automargin: true, hoverformat: ".6~g",
-      title: { font: { size: 11, color: style("--muted") }, standoff: 6 },
-    }, more);
-  }
-
-  function titled(text) {
-    return { text, font: { size: 11, color: style("--muted") }, standoff: 6 };
-  }
-
-  function baseLayout() {
-    return {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: FONT, size: 12, color: style("--text") },
-      hoverlabel: {
-        bgcolor: style("--card"), bordercolor: style("--line"), namelength: 40,
-        font: { family: FONT, size: 12, color: style("--text") },
-      },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: style("--muted"), activecolor: style("--text") },
-    };
   }
 
   // ---- charts
@@ -168,7 +131,7 @@
   }
 
   function isLog(item) {
-    if (item.id in state.log) return state.log[item.id];
+    if (item.chart.title in state.log) return state.log[item.chart.title];
     return item.chart.section === "loss" && state.logLosses === true;
   }
 
@@ -187,7 +150,7 @@
     const several = variants.length > 1;
     const byMember = several && data.runs.length === 1 && chart.section !== "loss";
     const member = state.member[chart.title] || chart.members[0] || "";
-    const off = state.off[item.id] || [];
+    const off = state.off[item.chart.title] || [];
     const traces = [];
     const lines = [];
     for (const curve of chart.curves) {
@@ -204,15 +167,34 @@
         isOwn: data.runs.length === 1 && several,
       };
       const own = drawn(curve, look);
-      traces.push(...own);
+      traces.push(...own.map((one) => (one.mode === "markers" ? one : interrupted(one, curve.run))));
       const line = own.filter((one) => one.mode !== "markers").pop();
       if (line && look.visible === true) {
         lines.push({ ...line.line, x: line.x, y: line.y, variant: curve.variant, run: curve.run });
       }
     }
-    traces.push(...coinciding.stripes(lines, isLog(item)).map(stripe));
+    for (const one of coinciding.stripes(lines, isLog(item))) traces.push(stripe(interrupted(one, one.over)));
     if (several && data.runs.length > 1) traces.push(...variants.map((one, idx) => key(one, idx, off)));
     return traces;
+  }
+
+  /** A trace with gaps where its run was interrupted, if x is the time. */
+  function interrupted(trace, run) {
+    if (state.x !== "time") return trace;
+    const [, size] = timeUnit();
+    const pauses = data.runs[run].pauses.map(([start, end]) => [start / size, end / size]);
+    return { ...trace, ...gaps.cut(trace.x, trace.y, pauses) };
+  }
+
+  /** Lines at the restarts of the runs of a chart, unless x is the time. */
+  function restarts(item) {
+    if (state.x === "time") return [];
+    const runs = new Set(item.chart.curves.map((curve) => curve.run));
+    return Array.from(runs).filter((run) => !state.hidden.includes(run)).flatMap((run) => {
+      const steps = data.runs[run].pauses.map(([, , step]) => step).filter((step) => step !== null);
+      const x = state.x === "epoch" ? epochsOf(run, steps) || [] : steps;
+      return gaps.lines(x, COLORS[run % COLORS.length]);
+    });
   }
 
   /** A line that shows a curve where another one covers it. */
@@ -269,7 +251,8 @@
   }
 
   function layoutOf(item, traces) {
-    const range = ranges[groupOf(item)];
+    const { x, y } = state.zoom;
+    const { title } = item.chart;
     const hasLegend = traces.some((trace) => trace.showlegend !== false);
     const numCurves = traces.filter((trace) => trace.hoverinfo !== "skip").length;
     return Object.assign(baseLayout(), {
@@ -278,32 +261,17 @@
       hovermode: numCurves <= 8 ? "x unified" : "closest",
       showlegend: hasLegend,
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 }, itemdoubleclick: false },
-      xaxis: axis({ title: titled(xTitle()), ...(range ? { range: range.slice() } : { autorange: true }) }),
+      xaxis: axis({ title: titled(xTitle()), uirevision: false, ...zooming.shown(x[title]), unifiedhovertitle: { text: xHover() } }),
       yaxis: axis({
         title: titled(item.chart.unit), type: isLog(item) ? "log" : "linear",
-        exponentformat: item.chart.unit ? "SI" : "power", nticks: 7,
-        ...(isLog(item) ? {} : rangeOfConstant(traces)),
+        exponentformat: item.chart.unit ? "SI" : "power", nticks: 7, uirevision: false,
+        rangemode: item.chart.section === "memory" ? "tozero" : "normal",
+        ...zooming.shown(y[title]), ...(isLog(item) ? {} : looks.endsOfConstant(traces)),
       }),
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
-      uirevision: `${state.x} ${isLog(item)} ${state.member[item.chart.title] || ""}`,
+      shapes: restarts(item),
+      uirevision: "chart", // what is chosen above a chart, such as panning
     });
-  }
-
-  /** Plotly would draw a constant such as 0.001 between -1 and 1, and rounding errors as changes. */
-  function rangeOfConstant(traces) {
-    let low = Infinity;
-    let high = -Infinity;
-    for (const trace of traces) {
-      if (trace.yaxis === "y2" || trace.visible !== true) continue;
-      for (const value of trace.y) {
-        if (value === null) continue;
-        low = Math.min(low, value);
-        high = Math.max(high, value);
-      }
-    }
-    const size = Math.max(Math.abs(low), Math.abs(high));
-    if (!(size > 0 && size < Infinity && high - low <= 1e-6 * size)) return {};
-    return { range: high > 0 ? [0, 2 * high] : [2 * low, 0], autorange: false };
   }
 
   let isLinking = false;
@@ -343,9 +311,9 @@
 
   function toggleVariant(item, event) {
     const variant = event.data[event.curveNumber].meta;
-    const off = new Set(state.off[item.id] || []);
+    const off = new Set(state.off[item.chart.title] || []);
     if (!off.delete(variant)) off.add(variant);
-    state.off[item.id] = Array.from(off);
+    state.off[item.chart.title] = Array.from(off);
     store();
     draw(item);
     return false; // Plotly is not to do it as well
@@ -353,17 +321,30 @@
 
   function followZoom(item, change) {
     if (isLinking) return;
-    let range;
-    if ("xaxis.range[0]" in change) range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-    else if (change["xaxis.range"]) range = change["xaxis.range"].slice();
-    else if (change["xaxis.autorange"]) range = null;
-    else return;
-    ranges[groupOf(item)] = range;
-    const others = cards.filter((one) => one !== item && one.drawn && groupOf(one) === groupOf(item));
-    isLinking = true;
-    Promise.all(others.map((one) => Plotly.relayout(
-      one.div, range ? { "xaxis.range": range.slice() } : { "xaxis.autorange": true },
-    ))).finally(() => { isLinking = false; });
+    const { x, y } = state.zoom;
+    const height = zooming.changed(change, "yaxis");
+    if (height !== undefined) zooming.keep(y, [item.chart.title], height);
+    const range = zooming.changed(change, "xaxis");
+    if (range !== undefined) {
+      const others = cards.filter((one) => one !== item && groupOf(one) === groupOf(item));
+      zooming.keep(x, [item, ...others].map((one) => one.chart.title), range);
+      isLinking = true;
+      Promise.all(others.filter((one) => one.drawn).map((one) => Plotly.relayout(
+        one.div, range ? { "xaxis.range": range.slice() } : { "xaxis.autorange": true },
+      ))).finally(() => { isLinking = false; });
+    }
+    store();
+  }
+
+  /** Zoomed times, in the unit of the page: a run that goes on gets another one. */
+  function rescaleZoom() {
+    const { zoom } = state;
+    const [, size] = timeUnit();
+    if (zoom.unit !== null && zoom.unit !== size) {
+      zooming.rescale(zoom.timeline, zoom.unit / size);
+      if (state.x === "time") zooming.rescale(zoom.x, zoom.unit / size);
+    }
+    zoom.unit = size;
   }
 
   function redraw() {
@@ -384,6 +365,8 @@
   }, { rootMargin: "800px" });
 
   // ---- timeline
+
+  let hasTimeline = false;
 
   function drawTimeline() {
     const div = document.getElementById("timeline");
@@ -414,7 +397,10 @@
       margin: { l: 20, r: 14, t: 34, b: 44 },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 }, traceorder: "normal" },
       showlegend: true,
-      xaxis: axis({ title: titled(`time since the start of the run (${unit})`), zeroline: false }),
+      xaxis: axis({
+        title: titled(`time since the start of the run (${unit})`), zeroline: false, uirevision: false,
+        ...zooming.shown(state.zoom.timeline.x),
+      }),
       yaxis: axis({
         tickvals: shown.map((_, idx) => idx), autorange: "reversed", fixedrange: true, showgrid: false,
         zeroline: false,
@@ -422,6 +408,13 @@
       }),
       uirevision: "timeline",
     }), CONFIG);
+    if (hasTimeline) return;
+    hasTimeline = true;
+    div.on("plotly_relayout", (change) => {
+      const range = zooming.changed(change, "xaxis");
+      if (range !== undefined) zooming.keep(state.zoom.timeline, ["x"], range);
+      store();
+    });
   }
 
   // ---- controls
@@ -457,7 +450,7 @@
     byId("x-axis").value = state.x;
     byId("x-axis").onchange = (event) => {
       state.x = event.target.value;
-      for (const group of Object.keys(ranges)) delete ranges[group];
+      Object.assign(state.zoom, { x: {}, y: {} });
       redraw();
     };
     const hasEpochs = data.runs.some((run) => run.epochs[0].length > 1);
@@ -476,7 +469,8 @@
       state.logLosses = event.target.checked;
       for (const item of cards) {
         if (item.chart.section === "loss") {
-          delete state.log[item.id];
+          delete state.log[item.chart.title];
+          delete state.zoom.y[item.chart.title];
           press(item.card.querySelector(".log"), isLog(item));
         }
       }
@@ -490,39 +484,13 @@
     byId("find").value = state.find;
     byId("find").oninput = (event) => {
       state.find = event.target.value;
-      find();
+      finding.find(cards, state.find);
       store();
     };
     for (const chip of document.querySelectorAll(".chip")) {
       chip.onclick = (event) => toggleRun(Number(chip.dataset.run), event.altKey);
       chip.ondblclick = () => toggleRun(Number(chip.dataset.run), true);
     }
-  }
-
-  function find() {
-    const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const { card, chart } of cards) {
-      const names = [chart.title, ...chart.members].join(" ").toLowerCase();
-      card.hidden = !words.every((word) => names.includes(word));
-    }
-    for (const more of document.querySelectorAll("details.more")) {
-      if (words.length && !("before" in more.dataset)) more.dataset.before = more.open ? "open" : "";
-      more.hidden = !hasShownCard(more);
-      if (words.length) more.open = true;
-      else if ("before" in more.dataset) {
-        more.open = more.dataset.before === "open";
-        delete more.dataset.before;
-      }
-    }
-    for (const section of document.querySelectorAll("section")) {
-      if (!section.querySelector("figure[data-chart]")) continue;
-      section.hidden = !hasShownCard(section);
-      for (const link of document.querySelectorAll(`nav a[href="#${section.id}"]`)) link.hidden = section.hidden;
-    }
-  }
-
-  function hasShownCard(part) {
-    return part.querySelector("figure[data-chart]:not([hidden])") !== null;
   }
 
   function bindCards() {
@@ -532,7 +500,8 @@
       const member = item.card.querySelector(".member");
       press(log, isLog(item));
       log.onclick = () => {
-        state.log[item.id] = !isLog(item);
+        state.log[item.chart.title] = !isLog(item);
+        delete state.zoom.y[item.chart.title];
         press(log, isLog(item));
         store();
         draw(item);
@@ -541,10 +510,10 @@
         item.card.classList.toggle("wide", isWide);
         press(wide, isWide);
       };
-      stretch(Boolean(state.wide[item.id]));
+      stretch(Boolean(state.wide[item.chart.title]));
       wide.onclick = () => {
-        state.wide[item.id] = !state.wide[item.id];
-        stretch(state.wide[item.id]);
+        state.wide[item.chart.title] = !state.wide[item.chart.title];
+        stretch(state.wide[item.chart.title]);
         store();
         draw(item);
         Plotly.Plots.resize(item.div);
@@ -553,6 +522,7 @@
         member.value = state.member[item.chart.title] || item.chart.members[0];
         member.onchange = () => {
           state.member[item.chart.title] = member.value;
+          delete state.zoom.y[item.chart.title];
           store();
           draw(item);
         };
@@ -575,10 +545,11 @@
     }, 2000);
   }
 
+  rescaleZoom();
   paintRuns();
   bindControls();
   bindCards();
-  find();
+  finding.find(cards, state.find);
   drawTimeline();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   watch();

@@ -27,6 +27,10 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
 )
+_SCRIPTS: Final = (
+    *("coinciding.js", "finding.js", "gaps.js", "looks.js", "scrolling.js", "zooming.js"),
+    "page.js",  # uses the others
+)
 _MAX_SAMPLE_BYTES: Final = 400_000  # texts of all runs
 _MAX_OPEN_ROWS: Final = 20
 _MAX_IMAGE_BYTES: Final = 700_000  # images of all runs
@@ -36,6 +40,15 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
     """Return the report of some runs as HTML.
 
     `version`: the server's version of the page, which then polls for newer ones.
+
+    Raises:
+        ConfigError: If plotly is not installed.
+    """
+    return page_and_notes(runs, version=version)[0]
+
+
+def page_and_notes(runs: Sequence[Run], *, version: str | None = None) -> tuple[str, list[str]]:
+    """Return the report of some runs, and its notes on missing data as lines of text.
 
     Raises:
         ConfigError: If plotly is not installed.
@@ -50,7 +63,10 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
         f'<section id="{key}"><h2>{heading}</h2>{content}</section>\n'
         for key, heading, content in sections
     )
-    return f"""<!DOCTYPE html>
+    lines = list(notes)
+    for run in runs:
+        lines += [f"{run.name}: {note}" if len(runs) > 1 else note for note in run.notes]
+    html = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -65,8 +81,8 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
 </style>
 </head>
 <body>
-<header><h1>{escape(title)}</h1><nav>{links}</nav></header>
-{_controls(runs)}
+<header><h1>{escape(title)}</h1></header>
+{_controls(runs, links)}
 <main>
 {body}</main>
 <footer>Written {tables.when(time.time())} by modelzoo-trainer {escape(__version__)}.
@@ -76,12 +92,11 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
 {plotly_js()}
 </script>
 <script>
-{_asset("coinciding.js")}
-{_asset("page.js")}
-</script>
+{"".join(map(_asset, _SCRIPTS))}</script>
 </body>
 </html>
 """
+    return html, lines
 
 
 def _policy(*, is_served: bool) -> str:
@@ -115,11 +130,11 @@ def _in_script(facts: dict[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _controls(runs: Sequence[Run]) -> str:
+def _controls(runs: Sequence[Run], links: str) -> str:
     chips, names = "", ", click a name in a legend to hide its curve"
     if len(runs) > 1:
         names = (
-            ", click a name to hide it, double-click to show only it; stripes in two colors: "
+            ", click a name to hide it, double-click to show only it; a striped line: "
             "curves that coincide"
         )
         buttons = "".join(
@@ -129,6 +144,7 @@ def _controls(runs: Sequence[Run]) -> str:
         )
         chips = f'<div id="legend" role="group" aria-label="Runs">{buttons}</div>'
     return f"""<div id="controls">
+<nav>{links}</nav>
 <div class="row">
 <label>x axis <select id="x-axis">
 <option value="step">step</option><option value="time">time</option>
@@ -140,6 +156,7 @@ def _controls(runs: Sequence[Run]) -> str:
 <option value="page">all charts together</option>
 <option value="none">each chart alone</option></select></label>
 <label>find <input id="find" type="search" placeholder="metric" size="12"></label>
+<span id="none-found" role="status" hidden>no metric found</span>
 <span class="help">drag in a chart to zoom, double-click to reset{names}</span>
 </div>{chips}</div>"""
 

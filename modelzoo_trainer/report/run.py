@@ -19,7 +19,7 @@ import numpy as np
 from modelzoo_trainer.checkpointing.overview import Overview, find_checkpoints
 from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.report.metrics_file import MetricsFile, Series, read_metrics
+from modelzoo_trainer.report.metrics_file import STEP_KEYS, MetricsFile, Series, read_metrics
 from modelzoo_trainer.report.run_log import HINT, Record
 from modelzoo_trainer.report.sessions import (
     Event,
@@ -125,6 +125,12 @@ def read_run(path: Path, name: str) -> Run:
         metrics = read_metrics(file) if file.exists() else MetricsFile()
     except OSError as error:
         raise ConfigError(f"{str(file)!r} cannot be read: {error.strerror or error}.") from None
+    if path.is_file() and metrics.is_unusable:
+        raise ConfigError(
+            f"{str(path)!r} is not a file of metrics: none of its {metrics.num_lines} lines is a "
+            f"JSON object with a step ({', '.join(STEP_KEYS)}). Pass a {METRICS}, or the model_dir "
+            f"of a run."
+        )
     run = Run(path, name, metrics, of_this_run(sessions))
     metrics.series |= _memory(run.sessions)
     first, last = metrics.first_time, metrics.last_time
@@ -300,6 +306,13 @@ def _warnings(sessions: Sequence[Session]) -> list[Record]:
 def _notes(run: Run, run_dir: Path, file: Path) -> list[str]:
     """Return notes on missing data."""
     found = _notes_on_metrics(run.metrics, file.name)
+    if not run.metrics.num_lines:
+        what = "is empty" if file.exists() else "is missing"
+        found.append(
+            f"No metrics yet: {file.name} {what}."
+            if run.state == "running"
+            else f"No metrics: {file.name} {what}. Metrics require a JsonlLogger in the run."
+        )
     num_broken = sum(session.num_broken for session in run.sessions)
     if num_broken:
         found.append(f"Skipped {num_broken} unreadable lines of events.jsonl.")
@@ -319,9 +332,7 @@ def _notes(run: Run, run_dir: Path, file: Path) -> list[str]:
 
 def _notes_on_metrics(metrics: MetricsFile, name: str) -> list[str]:
     found = []
-    if not metrics.series:
-        found.append("No metrics yet.")
-    elif math.isnan(metrics.first_time):
+    if metrics.num_lines > metrics.num_broken + metrics.is_cut and math.isnan(metrics.first_time):
         found.append("The metrics have no times; the time axis does not show this run.")
     if metrics.num_broken:
         found.append(

@@ -10,6 +10,7 @@ from html import escape
 from typing import Final
 
 from modelzoo_trainer.report.alignment import align
+from modelzoo_trainer.report.data_size import ABOUT
 
 _LONGEST_CELL: Final = 300
 _RUN_DIR: Final = ("model_dir",)  # always differs
@@ -121,7 +122,7 @@ def effect(values: Sequence[str | None]) -> float:
 
 def _number(value: str | None) -> float | None:
     try:
-        number = float((value or "").replace(_THIN_SPACE, ""))
+        number = float((value or "").removeprefix(ABOUT).replace(_THIN_SPACE, ""))
     except ValueError:
         return None
     return number if math.isfinite(number) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -13,6 +14,7 @@ import numpy as np
 
 from modelzoo_trainer.checkpointing.overview import Overview, readable
 from modelzoo_trainer.metric_direction import direction_of
+from modelzoo_trainer.report.data_size import with_samples_per_epoch
 from modelzoo_trainer.report.metric_names import is_validation, natural
 from modelzoo_trainer.report.metrics_file import Series
 from modelzoo_trainer.report.run import Run
@@ -33,14 +35,15 @@ _RATES: Final = (
 )
 _LONGEST_CAUSE: Final = 80  # in a table; all of it appears on hovering
 EXPLAINED: Final = {
-    "Restarts": "How often the run was interrupted or failed, and then resumed",
+    "Restarts": "How often the run was interrupted or failed, and then resumed; on the x axes of "
+    "steps and epochs a dotted line, on that of time a gap",
     "Wall time": "From the first start to the last event, with restarts and the time between them",
     "Goodput": "Share of the wall time spent training, without steps lost to restarts",
     "Throughput": "While training: without validation, saving checkpoints and down time",
     "Written": "According to events.jsonl; otherwise the time of its file, which a copy changes",
 }
 """Texts that appear on hovering."""
-_NO_SETTING: Final = "No setting differs. The data itself and your own code are not compared."
+_NOT_COMPARED: Final = "The data itself and your own code are not compared."
 _MISSING: Final = '<span class="missing">&ndash;</span>'
 
 
@@ -70,7 +73,8 @@ def duration(seconds: float) -> str:
 
 def run_label(runs: Sequence[Run], idx: int) -> str:
     """Return the name of a run with its color, as HTML."""
-    return f'<span class="run" data-run="{idx}"><i></i>{escape(runs[idx].name)}</span>'
+    name = re.sub("([/_.])", r"\1<wbr>", escape(runs[idx].name))
+    return f'<span class="run" data-run="{idx}"><i></i><span>{name}</span></span>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
@@ -123,7 +127,8 @@ def _goodput(run: Run) -> str:
 
 
 def _restarts(run: Run) -> str:
-    return str(run.timeline.num_restarts) if run.timeline.num_restarts else _MISSING
+    is_known = run.timeline.source != "metrics"
+    return str(run.timeline.num_restarts) if is_known else _MISSING
 
 
 def _rate(run: Run) -> str:
@@ -227,12 +232,10 @@ def _direction(name: str) -> str | None:
 
 def _comparison(runs: Sequence[Run]) -> str:
     names = _chosen(runs, _MAX_METRICS)
-    titles = [f"<span{_explained(title)}>{title}</span>" for title in _FACTS]
-    head = ["Run", "State", *titles]
+    head = ["Run", "State"]
     columns = [
         [run_label(runs, idx) for idx in range(len(runs))],
         [_state_and_cause(run) for run in runs],
-        *[[cell(run) for run in runs] for cell in _FACTS.values()],
     ]
     for name in names:
         label = f"<code>{escape(name)}</code>"
@@ -240,8 +243,13 @@ def _comparison(runs: Sequence[Run]) -> str:
         if _direction(name) is None:
             head.append(f"{label}<small>last</small>")
             continue
-        head += [f"{label}<small>last / best</small>", "at step<small>of the best</small>"]
+        head += [
+            f"{label}<small>last / best</small>",
+            "<span>best&nbsp;at</span><small>step</small>",
+        ]
         columns.append(_step_column(runs, name))
+    head += [f"<span{_explained(title)}>{title}</span>" for title in _FACTS]
+    columns += [[cell(run) for run in runs] for cell in _FACTS.values()]
     keep = [idx for idx, column in enumerate(columns) if any(cell != _MISSING for cell in column)]
     rows = zip(*(columns[idx] for idx in keep), strict=True)
     bold = any("<b>" in cell for column in columns for cell in column)
@@ -338,7 +346,7 @@ def goodput(runs: Sequence[Run]) -> str:
             else _MISSING
             for kind in kinds
         ]
-        rows.append((run_label(runs, idx), _wall(runs[idx]), str(found.num_restarts), *cells))
+        rows.append((run_label(runs, idx), _wall(runs[idx]), _restarts(runs[idx]), *cells))
     if not rows:
         return ""
     head = ("Run", "Total", "Restarts", *(KINDS[kind] for kind in kinds))
@@ -361,11 +369,14 @@ class Tables:
 def settings(runs: Sequence[Run]) -> Tables:
     """Return the settings of the runs as tables."""
     named = under_common_names([run.settings for run in runs], [run.resolved for run in runs])
-    found = _compared(runs, named, "Setting")
-    is_known = sum(bool(run.settings) for run in runs) > 1
-    if found.differing or found.partial or not is_known:
+    known = with_samples_per_epoch(named)
+    found = _compared(runs, known, "Setting")
+    if sum(bool(run.settings) for run in runs) < 2:
         return found
-    return replace(found, differing=f'<p class="hint">{_NO_SETTING}{_other_suspects(runs)}</p>')
+    hint = f'<p class="hint">{_NOT_COMPARED}</p>'
+    if not found.differing and not found.partial:
+        hint = f'<p class="hint">No setting differs. {_NOT_COMPARED}{_other_suspects(runs)}</p>'
+    return replace(found, differing=found.differing + hint)
 
 
 def _other_suspects(runs: Sequence[Run]) -> str:
@@ -388,26 +399,38 @@ def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: st
     facts = compared([found[idx] for idx in known])
 
     def made(rows: Sequence[Row], head: Sequence[str]) -> str:
-        lines = [
-            [
-                _named(row),
-                *(_MISSING if cell is None else cell for cell in row.cells),
-            ]
-            for row in rows
-        ]
+        lines = [[_named(row), *map(_cell, row.cells)] for row in rows]
         return table((title, *head), lines, "settings") if lines else ""
 
     labels = [run_label(runs, idx) for idx in known]
     several = "In all runs" if len(runs) > 1 else ""
-    return Tables(
-        made(facts.differing, labels), made(facts.partial, labels), made(facts.same, (several,))
-    )
+    differing = ""
+    if facts.differing:
+        lines = [[_named(row), *_marked(row.cells)] for row in facts.differing]
+        ratio = "; &times; = relative to it" if "&times;" in str(lines) else ""
+        differing = table((title, *labels), lines, "settings") + (
+            f'<p class="hint">Shaded: different from the first run, {labels[0]}{ratio}.</p>'
+        )
+    return Tables(differing, made(facts.partial, labels), made(facts.same, (several,)))
+
+
+def _cell(cell: str | None) -> str:
+    return _MISSING if cell is None else cell
+
+
+def _marked(cells: Sequence[str | None]) -> list[str]:
+    """Return cells, those that differ from the first one marked."""
+    return [
+        _cell(cell) if cell == cells[0] else f'<span class="differs">{_cell(cell)}</span>'
+        for cell in cells
+    ]
 
 
 def _named(row: Row) -> str:
     """Return the name of a setting; its full path appears on hovering if that is longer."""
     title = f' title="{escape(row.path)}"' if row.path != row.name else ""
-    return f"<code{title}>{escape(row.name)}</code>"
+    name = escape(row.name).replace(".", ".<wbr>")
+    return f"<code{title}>{name}</code>"
 
 
 def checkpoints(runs: Sequence[Run]) -> str:

@@ -40,11 +40,22 @@ class Span:
         return max(0.0, self.end - self.start)
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The time between the end of a run and its restart, or its continuation."""
+
+    start: float
+    end: float
+    step: float | None
+    """Where training continued; None = it did not."""
+
+
 @dataclass(slots=True)
 class Timeline:
     """How a run spent its time, from its first start."""
 
     spans: list[Span] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
     num_restarts: int = 0
     num_left_out: int = 0
     """Short spans that are not drawn, but included in the seconds."""
@@ -101,6 +112,8 @@ def _add_session(
         spans = _mark_lost(spans, session, resumed)
     found.num_restarts += is_restart
     found.spans += spans
+    if later is not None and (is_restart or later.path != session.path):
+        found.pauses.append(Pause(end, next_start, resumed))
     if is_restart and next_start > end:
         found.spans.append(Span("down", end, next_start))
 

@@ -95,6 +95,22 @@ def test_it_is_written_during_the_run_but_not_more_often_than_asked(make, batche
     assert 2 <= started.num <= 4
 
 
+@pytest.mark.parametrize(("used", "num"), [(0.1, 13), (100.0, 2), (0.0, 2)])
+def test_the_pause_depends_on_the_cpu_time_of_a_report_if_known(
+    used, num, make, batches, started, clock, monkeypatch
+):
+    """Each takes at least 20 seconds of the clock, of which it may have waited for a core."""
+    spent = [0.0]
+
+    def times():
+        spent[0] += used
+        return SimpleNamespace(children_user=spent[0], children_system=0.0)
+
+    monkeypatch.setattr(module.os, "times", times)
+    make(Report(interval_s=5), loggers=JsonlLogger(), max_steps=12).fit(batches)
+    assert started.num == pytest.approx(num, abs=1)
+
+
 def test_without_the_time_it_is_written_at_the_end_only(make, batches, started):
     make(Report(interval_s=3600), loggers=JsonlLogger(), max_steps=10).fit(batches, batches[:1])
     assert started.num == 1

@@ -64,12 +64,13 @@ class Page:
     def num_lines(self, title):
         return self.chart(title).locator(".scatterlayer .trace .lines path.js-line").count()
 
-    def drag(self, title, start, end):
+    def drag(self, title, start, end, height=0.0):
         box = self.chart(title).locator(".nsewdrag").first.bounding_box()
         middle = box["y"] + box["height"] / 2
         self.page.mouse.move(box["x"] + start * box["width"], middle)
         self.page.mouse.down()
-        self.page.mouse.move(box["x"] + end * box["width"], middle + 2, steps=8)
+        below = middle + 2 + height * box["height"]
+        self.page.mouse.move(box["x"] + end * box["width"], below, steps=8)
         self.page.mouse.up()
         self.page.wait_for_timeout(600)  # Plotly waits for a second click
 
@@ -126,6 +127,7 @@ def test_hovering_shows_the_values_at_a_step(page):
     label.wait_for(timeout=5000)
     text = label.text_content()
     assert "good" in text
+    assert text.startswith("step ")
     assert any(char.isdigit() for char in text)
 
 
@@ -215,6 +217,9 @@ def test_a_metric_can_be_found(page):
     page.page.fill("#find", "lr")
     shown = page.page.locator("figure[data-chart]:visible figcaption code").all_text_contents()
     assert shown == ["lr/0"]
+    assert not page.page.locator("#none-found").is_visible()
+    page.page.fill("#find", "zzz")
+    assert page.page.locator("#none-found").is_visible()
 
 
 def test_a_name_that_is_markup_is_text(page):
@@ -235,30 +240,71 @@ def test_charts_follow_the_color_scheme(browser, report):
     dark.page.close()
 
 
-def test_a_page_that_is_watched_refreshes_itself_and_keeps_its_settings(
-    browser, tmp_path, monkeypatch
-):
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """The address of the report of a run in `tmp_path / "run"` that is watched."""
     monkeypatch.setattr(watching, "_INTERVAL_S", 0.1)
     write(tmp_path / "run", 50, 1.0)
     server = watching.make_server([tmp_path / "run"], 0)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    try:
-        address = f"http://127.0.0.1:{server.server_port}/"
-        opened = Page(browser, address)
-        opened.page.select_option("#x-axis", "time")
-        assert opened.page.locator(".tile", has_text="50").text_content() == "Steps50"
-        shutil.rmtree(tmp_path / "run")
-        write(tmp_path / "run", 80, 1.0)
-        opened.page.locator(".tile", has_text="80").wait_for(timeout=20_000)
-        assert opened.page.input_value("#x-axis") == "time"
-        assert {url.removeprefix(address) for url in opened.requests} == {"", "version"}
-        assert opened.said == []
-        opened.page.close()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def go_on(page, folder, num):
+    """Write more steps of a run, and wait until its page shows them."""
+    shutil.rmtree(folder)
+    write(folder, num, 1.0)
+    page.page.locator(".tile", has_text=str(num)).wait_for(timeout=20_000)
+    page.page.wait_for_selector("#loss .main-svg")
+
+
+def test_a_page_that_is_watched_refreshes_itself_and_keeps_its_settings(browser, served, tmp_path):
+    opened = Page(browser, served)
+    opened.page.select_option("#x-axis", "time")
+    assert opened.page.locator(".tile", has_text="50").text_content() == "Steps50"
+    go_on(opened, tmp_path / "run", 80)
+    assert opened.page.input_value("#x-axis") == "time"
+    assert {url.removeprefix(served) for url in opened.requests} == {"", "version"}
+    assert opened.said == []
+    opened.page.close()
+
+
+def test_a_page_that_is_watched_keeps_the_zoom_until_a_double_click(browser, served, tmp_path):
+    opened = Page(browser, served)
+    heights = "div => div._fullLayout.yaxis.range"
+    plot = opened.chart("loss").locator(".js-plotly-plot")
+    whole = plot.evaluate(heights)
+    opened.drag("loss", 0.25, 0.5, height=0.3)
+    kept, height = opened.range_of("loss"), plot.evaluate(heights)
+    assert height != whole
+    go_on(opened, tmp_path / "run", 80)
+    assert opened.range_of("loss") == opened.range_of("train_loss_epoch") == kept
+    assert plot.evaluate(heights) == height
+    opened.drag("loss", 0.25, 0.5)
+    assert opened.range_of("loss")[1] < kept[1]
+    opened.chart("loss").locator(".nsewdrag").first.dblclick()
+    opened.page.wait_for_timeout(600)
+    assert opened.range_of("train_loss_epoch")[1] > 79
+    assert plot.evaluate(heights) == pytest.approx(whole, rel=0.1)
+    go_on(opened, tmp_path / "run", 90)
+    assert opened.range_of("loss")[1] > 89
+    assert opened.said == []
+    opened.page.close()
+
+
+def test_a_zoom_of_the_time_axis_is_kept_in_another_unit(browser, served, tmp_path):
+    opened = Page(browser, served)
+    opened.page.select_option("#x-axis", "time")
+    opened.drag("loss", 0.25, 0.5)
+    low, high = opened.range_of("loss")
+    go_on(opened, tmp_path / "run", 300)
+    assert "(min)" in opened.chart("loss").locator(".xtitle").text_content()
+    assert opened.range_of("loss") == pytest.approx([low / 60, high / 60])
+    opened.page.close()
 
 
 def written(folder, **runs):
@@ -364,3 +410,69 @@ def test_what_is_not_found_leaves_no_heading_and_no_list_behind(browser, tmp_pat
     assert headings.all_text_contents() == before
     assert not page.chart("time_remaining").is_visible()
     page.page.close()
+
+
+def test_a_restart_is_a_gap_in_time_and_a_mark_at_its_step(browser, tmp_path):
+    lines = [{"step": s, "time": s + 1000.0 * (s > 5), "loss": 1 / s} for s in range(1, 11)]
+    events = [
+        {"time": 0.0, "event": "start", "step": 0},
+        {"time": 0.5, "event": "train_start", "step": 0},
+        {"time": 5.5, "event": "end", "step": 5, "outcome": "failed"},
+        {"time": 1005.0, "event": "start", "step": 5},
+        {"time": 1005.5, "event": "train_start", "step": 5},
+    ]
+    (tmp_path / "logs" / "1").mkdir(parents=True)
+    (tmp_path / "logs" / "1" / "events.jsonl").write_text(to_text(events))
+    (tmp_path / "metrics.jsonl").write_text(to_text(lines))
+    assert main([str(tmp_path), "-o", str(tmp_path / "report.html")]) == 0
+    page = Page(browser, (tmp_path / "report.html").as_uri())
+    plot = page.chart("loss").locator(".js-plotly-plot")
+    gaps = "div => div.data[0].x.map((x, at) => (x === null ? at : -1)).filter(at => at >= 0)"
+    marks = "div => div.layout.shapes.map(one => one.x0)"
+    assert (plot.evaluate(gaps), plot.evaluate(marks)) == ([], [5])
+    page.page.select_option("#x-axis", "time")
+    page.page.wait_for_timeout(300)
+    assert (plot.evaluate(gaps), plot.evaluate(marks)) == ([5], [])
+    assert page.said == []
+    page.page.close()
+
+
+def test_memory_is_drawn_from_zero_and_charts_stand_side_by_side(browser, tmp_path):
+    long = "memory/a_name_that_leaves_no_room_for_the_buttons_on_the_same_line_of_its_caption_gib"
+    lines = [{"step": s, "loss": 1 / s, "memory/gib": 9 + s / 99, long: 9} for s in (1, 2, 3)]
+    page = Page(browser, written(tmp_path, run=(lines, 2)).as_uri())
+    low, high = (
+        page.chart("memory/gib")
+        .locator(".js-plotly-plot")
+        .evaluate("div => div._fullLayout.yaxis.range")
+    )
+    assert low == 0 < 9 < high
+    first, second = (
+        page.chart(name).locator(".plot").bounding_box() for name in ("memory/gib", long)
+    )
+    assert first["y"] == second["y"]
+    page.page.close()
+
+
+def test_links_stay_visible_and_lead_below_the_bar(page):
+    page.page.locator("nav a", has_text="Timeline").click()
+    page.page.wait_for_timeout(400)
+    bar = page.page.locator("#controls").bounding_box()
+    assert bar["y"] == 0
+    assert page.page.locator("nav a", has_text="Overview").bounding_box()["y"] < bar["height"]
+    heading = page.page.locator("#time h2")
+    assert heading.bounding_box()["y"] >= bar["height"] or page.evaluate(
+        "scrollY + innerHeight >= document.documentElement.scrollHeight - 1"
+    )
+
+
+def test_a_table_that_goes_on_beyond_the_page_says_so(page):
+    hint = page.page.locator("#overview .scroll + .hint")
+    assert not hint.is_visible()
+    page.page.set_viewport_size({"width": 500, "height": 900})
+    page.page.wait_for_timeout(300)
+    assert hint.is_visible()
+    assert "goes-on" in page.page.locator("#overview .scroll").get_attribute("class")
+    page.evaluate("document.querySelector('#overview .scroll').scrollLeft = 9999")
+    page.page.wait_for_timeout(300)
+    assert "goes-on" not in page.page.locator("#overview .scroll").get_attribute("class")

@@ -27,6 +27,28 @@ def test_a_report_is_written_and_said(run, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_the_notes_of_the_page_are_said(write_run, tmp_path, capsys):
+    runs = [
+        write_run("a", [*losses(3), "no JSON", *losses(5)[3:]]),
+        write_run("b", [], events=[{"time": 1.0, "event": "start", "step": 0}]),
+        write_run("c", losses(3)),
+    ]
+    with (runs[2] / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    assert main([*map(str, runs), "-o", str(tmp_path / "out.html")]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in told[:-1]] == ["a", "b", "c"]
+    words = ("1 of 6 lines", "metrics.jsonl is empty", "incomplete last line", "out.html")
+    assert [word in line for word, line in zip(words, told, strict=True)] == [True] * 4
+
+
+def test_a_file_that_has_no_metrics_is_refused(tmp_path, capsys):
+    (tmp_path / "run.log").write_text("2026-01-01 INFO: a\n" * 3)
+    assert main([str(tmp_path / "run.log"), "-o", str(tmp_path / "out.html")]) == 2
+    assert "run.log" in capsys.readouterr().err
+    assert not (tmp_path / "out.html").exists()
+
+
 def test_the_default_is_in_the_working_folder_and_its_path_is_said(
     run, tmp_path, monkeypatch, capsys
 ):

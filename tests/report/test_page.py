@@ -58,7 +58,12 @@ def test_a_report_has_all_that_a_run_has(write_run, page_of):
         *("overview", "loss", "norm", "throughput", "memory", "other", "time"),
         *("configuration", "environment", "checkpoints", "samples"),
     ]
-    words = ("abcdef", "trainer.init.seed", "once upon a time", "a sample that was logged")
+    words = (
+        "abcdef",
+        "trainer.<wbr>init.<wbr>seed",
+        "once upon a time",
+        "a sample that was logged",
+    )
     assert [word in html for word in words] == [True] * 4
     assert "data:image/png;base64,iVBORw==" in html
 
@@ -71,11 +76,19 @@ def test_what_differs_between_runs_comes_first(write_run, page_of):
     section = re.search(r'<section id="configuration">(.*?)</section>', html, re.DOTALL)[1]
     first, rest = section.split("<details>", 1)
     assert re.findall(r'<code title="(.*?)">(.*?)</code>', first) == [
-        ("trainer.init.lr", "init.lr")
+        ("trainer.init.lr", "init.<wbr>lr")
     ]
-    assert re.findall(r"<td>(0[.\d]+)", first) == ["0.1", "0.01"]
+    assert re.findall(r"<td>(0[.\d]+)", first) == ["0.1"]
+    assert re.findall(r'<td><span class="differs">(0[.\d]+)', first) == ["0.01"]
     assert "(&times; 0.1)" in first
-    assert re.findall(r"<code[^>]*>(.*?)</code>", rest) == ["trainer.init.seed"]
+    assert "&times; = relative to it" in first
+    assert re.findall(r"<code[^>]*>(.*?)</code>", rest) == ["trainer.<wbr>init.<wbr>seed"]
+    assert "data itself and your own code are not compared" in first
+
+
+def test_names_of_runs_break_only_after_separators(write_run, page_of):
+    html = page_of(*(write_run(f"runs/{name}", losses(2)) for name in ("x.1", "y")))
+    assert "<i></i><span>x.<wbr>1</span>" in html
 
 
 def configuration(html):
@@ -283,8 +296,12 @@ def test_restarts_are_in_the_overview_of_one_run_and_of_several(write_run, page_
     one = write_run("one", losses(20), events=resumed())
     two = write_run("two", losses(20), events=resumed()[:4])
     assert "<span>Restarts</span><b>1</b>" in overview_of(page_of(one))
-    assert "Restarts" not in overview_of(page_of(two))
-    assert ">Restarts</span>" in overview_of(page_of(one, two))
+    assert "<span>Restarts</span><b>0</b>" in overview_of(page_of(two))
+    html = page_of(one, two)
+    assert ">Restarts</span>" in overview_of(html)
+    three = write_run("three", losses(20))  # without events
+    for row in re.findall(r"<tr>.*three</span>.*</tr>", page_of(one, three)):
+        assert "<td>0</td>" not in row
 
 
 def test_a_share_is_rounded_alike_everywhere(write_run, page_of):
@@ -307,6 +324,7 @@ def test_the_table_of_runs_explains_its_numbers(write_run, page_of):
     assert "Bold: the best" in overview
     assert "<td><b>" not in overview
     assert re.search(r"<b>0.95</b></td><td>20</td>", overview)
+    assert re.findall(r"<th>.*</th>", overview)[0].index("accuracy") < overview.index(">Steps<")
     assert re.search(r'title="[^"]*without validation[^"]*">Throughput', overview)
 
 

@@ -62,15 +62,35 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path, read):
         read(tmp_path / "none")
 
 
-def test_a_run_that_has_just_begun_is_shown_without_metrics(write_run, read):
-    (found,) = read(write_run(events=[event("start", 0)]))
-    assert found.notes == ["No metrics yet."]
+@pytest.mark.parametrize(("lines", "word"), [(None, "missing"), ([], "empty")])
+def test_a_run_without_metrics_says_why(lines, word, write_run, read):
+    memory = event("memory", 1, peak_bytes=2**30)
+    (found,) = read(write_run(lines=lines, events=[event("start", 0), memory]))
+    (note,) = found.notes
+    assert all(one in note for one in ("metrics.jsonl", word, "JsonlLogger"))
+
+
+@pytest.mark.parametrize("text", ["2026-01-01 INFO: a\n2026-01-01 INFO: b\n", "text", '{"a": 1}'])
+def test_a_file_without_a_usable_line_is_refused(text, tmp_path, read):
+    path = tmp_path / "run.log"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.log.*none of its \d lines.*step"):
+        read(path)
+
+
+@pytest.mark.parametrize("text", ["", '{"step": 1, "lo', '{\n{"step": 1, "loss": 1}\n'])
+def test_a_file_that_may_become_metrics_is_shown(text, tmp_path, read):
+    path = tmp_path / "log.jsonl"
+    path.write_text(text)
+    (found,) = read(path)
+    assert found.notes
 
 
 def test_a_run_whose_process_is_starting_is_shown(write_run, read):
     holder = {"pid": os.getpid(), "host": platform.node()}
     (found,) = read(write_run(files={".lock": json.dumps(holder)}))
-    assert (found.state, found.notes) == ("running", ["No metrics yet."])
+    (note,) = found.notes
+    assert (found.state, "metrics.jsonl is missing" in note) == ("running", True)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,17 @@ def test_each_second_goes_to_one_thing(write_run):
     assert found.goodput == pytest.approx(7 / 13)
 
 
+def test_a_continuation_is_a_pause_and_no_restart(write_run):
+    run = write_run(lines=losses(1), events=FIRST)
+    second = run / "logs" / "20260101_000001"
+    second.mkdir()
+    later = [event("start", 50, 20), event("train_start", 51, 20)]
+    (second / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in later))
+    found = timeline(run)
+    assert [(one.start - 1000, one.end - 1000, one.step) for one in found.pauses] == [(13, 50, 20)]
+    assert found.num_restarts == 0
+
+
 def test_steps_after_the_checkpoint_of_a_restart_are_lost(write_run):
     run = write_run(
         lines=losses(1),
