@@ -43,6 +43,7 @@ EXPLAINED: Final = {
     "Written": "According to events.jsonl; otherwise the time of its file, which a copy changes",
 }
 """Texts that appear on hovering."""
+_LONGEST_NAME: Final = 20  # characters of a run's name in one line
 _NOT_COMPARED: Final = "The data itself and your own code are not compared."
 _MISSING: Final = '<span class="missing">&ndash;</span>'
 
@@ -72,8 +73,10 @@ def duration(seconds: float) -> str:
 
 
 def run_label(runs: Sequence[Run], idx: int) -> str:
-    """Return the name of a run with its color, as HTML."""
-    name = re.sub("([/_.])", r"\1<wbr>", escape(runs[idx].name))
+    """Return the name of a run with its color, as HTML; a long one may break."""
+    name = escape(runs[idx].name)
+    if len(runs[idx].name) > _LONGEST_NAME:
+        name = re.sub("([/_.])", r"\1<wbr>", name)
     return f'<span class="run" data-run="{idx}"><i></i><span>{name}</span></span>'
 
 

@@ -86,9 +86,11 @@ def test_what_differs_between_runs_comes_first(write_run, page_of):
     assert "data itself and your own code are not compared" in first
 
 
-def test_names_of_runs_break_only_after_separators(write_run, page_of):
-    html = page_of(*(write_run(f"runs/{name}", losses(2)) for name in ("x.1", "y")))
-    assert "<i></i><span>x.<wbr>1</span>" in html
+def test_long_names_of_runs_break_only_after_separators(write_run, page_of):
+    long = "a_name.of_more_than_20"
+    html = page_of(*(write_run(f"runs/{name}", losses(2)) for name in (long, "x.1")))
+    assert "<i></i><span>a_<wbr>name.<wbr>of_<wbr>more_<wbr>than_<wbr>20</span>" in html
+    assert "<i></i><span>x.1</span>" in html
 
 
 def configuration(html):
