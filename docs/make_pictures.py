@@ -5,7 +5,7 @@ The values are those of the shipped classes; the same arguments stand in referen
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,7 +118,9 @@ def picture(name: str) -> str:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "pictures"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "pictures")
+    folder: Path = parser.parse_args().folder
     folder.mkdir(exist_ok=True)
     for name in EXAMPLES:
         (folder / f"{name}.svg").write_text(picture(name), encoding="utf-8")

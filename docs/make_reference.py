@@ -6,12 +6,12 @@ from the help of the command line.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import inspect
 import io
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from functools import reduce
@@ -591,7 +591,9 @@ def tidy(text: str) -> str:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "reference"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "reference")
+    folder: Path = parser.parse_args().folder
     folder.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (folder / name).write_text(tidy(page()), encoding="utf-8")
