@@ -98,23 +98,26 @@ class MetricLog:
         dest: str | Sequence[str] | None = None,
     ) -> None:
         """Log metrics; see `Trainer.log_metrics_dict`."""
-        log, trainer = self._logging, self._owner()
-        assert trainer is not None  # it calls this
+        log = self._logging
+        if (
+            log.collects
+            and step is None
+            and dest is None
+            and not self.is_delivering
+            and not self._name_scopes
+            and log.collected.keys().isdisjoint(metrics)
+        ):
+            log.collected.update(metrics)  # the common case
+        else:
+            self._log(metrics, step, dest)
+
+    def _log(self, metrics: Metrics, step: int | None, dest: str | Sequence[str] | None) -> None:
+        log, trainer = self._logging, self._trainer
         is_late = self.is_delivering and not (log.in_batch and trainer.global_step == log.step)
-        if not is_late:
-            if not trainer.is_log_step:
-                if trainer.rehearses and trainer.should_run_optimizer_step:
-                    trainer.backend.hold(metrics.values())
-                return
-            if (
-                log.in_batch
-                and not self._name_scopes
-                and step is None
-                and dest is None
-                and log.collected.keys().isdisjoint(metrics)
-            ):
-                log.collected.update(metrics)
-                return
+        if not is_late and not trainer.is_log_step:
+            if trainer.rehearses and trainer.should_run_optimizer_step:
+                trainer.backend.hold(metrics.values())
+            return
         if self._name_scopes:
             prefix = self.name_scope_path
             metrics = {prefix + name: value for name, value in metrics.items()}

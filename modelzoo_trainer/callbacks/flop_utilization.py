@@ -239,7 +239,7 @@ class FlopUtilization(TrainingProfiler):
             counting.stop()
 
     def _log(self, trainer: Trainer) -> None:
-        rate = self.rate_since(self._num_flops)
+        rate = self.rate_since(self._num_flops, self._clock.elapsed())
         if rate is None:
             return
         metrics = {"flops_per_sec": rate}

@@ -51,9 +51,11 @@ class TrainingProfiler(Profiler):
             self._clock.start()
         return False
 
-    def rate_since(self, total: int) -> float | None:
-        """Return the increase per second since the last call; None = no time has passed."""
-        elapsed = self._clock.elapsed()
+    def rate_since(self, total: int, elapsed: float) -> float | None:
+        """Return the increase per second since the last call; None = no time has passed.
+
+        `elapsed`: the seconds on the clock.
+        """
         since = elapsed - self._asked_at
         if since <= 0:
             return None
@@ -204,14 +206,14 @@ class RateProfiler(TrainingProfiler):
                 self._log(trainer)
 
     def _log(self, trainer: Trainer) -> None:
-        rate = self.rate_since(self._num_samples)
+        elapsed = self._clock.elapsed()
+        rate = self.rate_since(self._num_samples, elapsed)
         if rate is None:
             return
         self._local_rate = rate
-        elapsed = self._clock.elapsed()
         trainer.log_metrics_dict(
             {
-                "local_samples_per_sec": self._local_rate,
+                "local_samples_per_sec": rate,
                 "avg_samples_per_sec": self._num_samples / elapsed,
                 "avg_steps_per_sec": self._num_steps / elapsed,
             }
@@ -325,15 +327,15 @@ class DurationProfiler(TrainingProfiler):
         step_s = self._step_s()
         metrics: dict[str, float] = {}
         stage_end = schedule.likely_stage_end
-        if not math.isinf(stage_end):
-            metrics["loop_time_remaining"] = self._training_s(trainer, max(stage_end, step), step_s)
+        if stage_end != math.inf:
+            end = stage_end if stage_end > step else step
+            metrics["loop_time_remaining"] = self._training_s(trainer, end, step_s)
         num_stages = schedule.num_stages_left(step)
         if num_stages is not None:
-            num_validations = num_stages if schedule.validates else 0
-            metrics["time_remaining"] = (
-                self._training_s(trainer, schedule.end_step, step_s, is_whole=True)
-                + num_validations * self._validations.value
-            )
+            left_s = self._training_s(trainer, schedule.end_step, step_s, is_whole=True)
+            if schedule.validates:
+                left_s += num_stages * self._validations.value
+            metrics["time_remaining"] = left_s
         trainer.log_metrics_dict(metrics)
 
     def _training_s(
@@ -341,11 +343,12 @@ class DurationProfiler(TrainingProfiler):
     ) -> float:
         """Return the seconds of the steps and checkpoints from now until a step."""
         step, every = trainer.global_step, trainer.checkpoint.times.steps
-        num_checkpoints = 0
-        if every is not None:
-            num_checkpoints = int(end // every) - (step - 1) // every
-            num_checkpoints += is_whole and end % every != 0  # the final one
-        return (end - step) * step_s + num_checkpoints * self._checkpoints.value
+        training_s = (end - step) * step_s
+        if every is None:
+            return training_s
+        num_checkpoints = int(end // every) - (step - 1) // every
+        num_checkpoints += is_whole and end % every != 0  # the final one
+        return training_s + num_checkpoints * self._checkpoints.value
 
 
 class Mean:

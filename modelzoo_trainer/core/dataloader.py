@@ -369,9 +369,14 @@ class DataLoaderCallback(CoreCallback):
 
     def _open_window(self, step: int) -> None:
         self._window_step = step
-        self._window = self._position()
-        if self._data is not None and self._data.keeps_state:
-            self._data.forget_before(self.batch_idx)
+        data = self._data
+        if self._batches is None or self.is_last or data is None or data.keeps_state:
+            self._window = self._position()
+            if data is not None and data.keeps_state:
+                data.forget_before(self.batch_idx)
+        else:  # the common case
+            at = self.epoch, self.batch_idx, self.num_batches, self._parts
+            self._window = Position(*at, None, self._layout)
 
     @override
     def on_train_batch_end(

@@ -79,6 +79,8 @@ class Logging(CoreCallback):
         self.log_level = log_level.upper()
         self.step = 0
         self.in_batch = False
+        self.collects = False
+        """Whether metrics that are logged now, in a batch, are those of its log step."""
         self.is_log_window = True
         self.removed_destinations: set[str] = set()
         self.collected: Metrics = {}
@@ -89,13 +91,13 @@ class Logging(CoreCallback):
     @contextmanager
     def alone(self, trainer: Trainer) -> Iterator[None]:
         """Disable hooks and metrics inside, for steps that are not part of the run."""
-        before = trainer.hooks, trainer.is_log_step
+        before = trainer.hooks, trainer.is_log_step, self.collects
         trainer.hooks = HookTable([], on_stop=trainer.early_exit.request_stop)
-        trainer.is_log_step = False
+        trainer.is_log_step = self.collects = False
         try:
             yield
         finally:
-            trainer.hooks, trainer.is_log_step = before
+            trainer.hooks, trainer.is_log_step, self.collects = before
 
     # ---- messages
 
@@ -124,7 +126,7 @@ class Logging(CoreCallback):
         stack.callback(self._open_gate, trainer)
 
     def _open_gate(self, trainer: Trainer) -> None:
-        self.in_batch = False
+        self.in_batch = self.collects = False
         self.is_log_window = trainer.is_log_step = True
         trainer.rehearses = False
         trainer.hooks = trainer.callbacks.log_hooks
@@ -185,10 +187,10 @@ class Logging(CoreCallback):
             or (data.is_last and data.epoch + 1 >= schedule.end_epoch)
         )
         if self.is_log_window and trainer.grad_accum.should_run_optimizer_step:
-            trainer.is_log_step = True
+            trainer.is_log_step = self.collects = True
             trainer.hooks = trainer.callbacks.log_hooks
         else:
-            trainer.is_log_step = False
+            trainer.is_log_step = self.collects = False
             trainer.hooks = trainer.callbacks.quiet_hooks
             if self._num_to_rehearse:
                 self._rehearse(trainer)

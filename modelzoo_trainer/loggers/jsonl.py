@@ -38,6 +38,7 @@ MAX_ELEMENTS: Final = 1000
 _OWN_KEYS: Final = ("step", "time")
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
 _BETWEEN: Final = "}, {"
+_AT_ONCE: Final = 64  # lines that are encoded together; more would not stay in a processor's cache
 _SKIPPED: Final = object()
 
 
@@ -78,7 +79,8 @@ class JsonlLogger(FileLogger):
     def _write(self, path: Path, lines: list[Line]) -> None:
         if self._file is None:
             self._file = self._open(path)
-        self._file.write(to_lines(lines))
+        for first in range(0, len(lines), _AT_ONCE):
+            self._file.write(to_lines(lines[first : first + _AT_ONCE]))
         self._file.flush()
         if self._record is not None:
             self._record.sample_memory(*lines[-1][1:])
