@@ -123,6 +123,7 @@ def state_of(callback):
     return callback.state_dict() if hasattr(callback, "state_dict") else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MAKERS, *LOGGERS])
 def test_what_it_saves_is_what_it_saves_again(make, batches, tmp_path, name):
     def trainer_with(callback):

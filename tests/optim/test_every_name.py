@@ -176,6 +176,7 @@ def test_every_optimizer_trains_without_a_read_in_the_step(tmp_path, name, setti
     assert any(not torch.equal(value, start[key]) for key, value in weights_of(trainer).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SCHEDULERS))
 def test_every_schedule_trains_and_continues_where_its_checkpoint_was(tmp_path, name):
     factory = OptimizerFactory(OPTIMIZERS["AdamW"], {"lr": 0.01, "weight_decay": 0.1})

@@ -61,7 +61,7 @@ def test_training_goes_on_while_the_disk_is_full(runs, count, asynchronous) -> N
     count(trials=1)
 
 
-@pytest.mark.slow_cases("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_run_on_a_disk_that_fills_up_trains_on(runs, count, tmp_path, asynchronous) -> None:
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=2m", "none") as folder:
