@@ -436,8 +436,8 @@ class Callback:
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         """Called to add to `state_dict`, in place, what is to be saved.
 
-        When training goes on, the custom event `saving_end` is called: the checkpoint is written,
-        has failed, or is being written in the background.
+        Before training continues, the method `saving_end()` of callbacks is called, if defined (a
+        custom event): the checkpoint is written, has failed, or is being written in the background.
         """
 
     @hook(Phase.RUN)
@@ -446,7 +446,7 @@ class Callback:
 
     @hook(Phase.RUN)
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
-        """Called when a checkpoint has been committed; not for those beside the run's own."""
+        """Called when a checkpoint of the run has been committed, not one of `SaveBest` etc."""
 
     @hook(Phase.RUN)
     def on_save_trainer_state(self, trainer: Trainer, state_dict: StateDict) -> None:

@@ -4,7 +4,7 @@ ModelZooError
 |-- ConfigError (ValueError)             a setting is invalid; nothing has run
 |-- HookError (TypeError)                a callback does not fit the hooks
 |-- CheckpointError (RuntimeError)       a checkpoint cannot be written or read
-|   |-- CheckpointMismatch               it is intact, but belongs to something else
+|   |-- CheckpointMismatch               there is none, or it belongs to something else
 |   |   `-- NoCheckpoint (ConfigError)   there is none where one is required
 |   `-- DiskError                        a disk error, in this process or another one
 |-- PredictionError (RuntimeError)       predictions cannot be written or read
@@ -37,7 +37,7 @@ class CheckpointError(ModelZooError, RuntimeError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """A checkpoint is intact, but does not belong to what it is loaded into."""
+    """A checkpoint does not exist, or does not belong to what it is loaded into."""
 
 
 class NoCheckpoint(CheckpointMismatch, ConfigError):
@@ -45,13 +45,18 @@ class NoCheckpoint(CheckpointMismatch, ConfigError):
 
 
 OF_ANOTHER_RUN: Final = (
-    "If the checkpoint is of another run, use a new model_dir, another ckpt_path, or "
-    "ckpt_path=None (null in YAML) to load none."
+    "If the checkpoint is of another run, use a new model_dir or pass another ckpt_path. "
+    "ckpt_path=None (null in YAML) loads none, but a later start without it finds this one again."
 )
 """Advice for a checkpoint that does not fit; for Python and YAML, and for every method."""
 ONLY_MODEL: Final = (
     "To load only its model, pass its path as ckpt_path, with the callback "
     "LoadCheckpointStates('model')."
+)
+ONLY_WHAT_FITS: Final = (
+    "To load only the entries of its model that fit, pass its path as ckpt_path, with the callback "
+    "LoadCheckpointStates('model') and Checkpoint(disable_strict_checkpoint_loading=True), in YAML "
+    "checkpoint.disable_strict_checkpoint_loading: true."
 )
 WHAT_FITS: Final = (
     "To load what fits, use Checkpoint(disable_strict_checkpoint_loading=True), in YAML "

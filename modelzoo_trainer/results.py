@@ -46,8 +46,8 @@ class RunResult:
             the steps per second of training that the console and the report show.
         model_dir: The folder of the run.
         per_checkpoint: The metrics of each checkpoint of `validate_all`.
-        last_checkpoint: The last of them from which a run resumes; None = none. Those of callbacks
-            such as `SaveBest` do not count.
+        last_checkpoint: The last of `checkpoints` that a run can resume from automatically, so
+            none of callbacks such as `SaveBest`; None = there is none.
         best_checkpoint: The best checkpoint of the first `SaveBest`; None = none.
         weights_step: The step of the model's weights at its end, if `SaveBest(load_best=True)` has
             loaded others than those of `global_step`; None = those.

@@ -64,10 +64,12 @@ def hints_for(
     is_one_epoch = loop.num_epochs == 1 or (
         num_steps is not None and steps_per_epoch is not None and num_steps <= steps_per_epoch
     )
-    often = "a smaller number of steps" if is_one_epoch else "epoch"
-    advice = f"Set loop.eval_frequency: {often}"
+    often = "a smaller number of steps" if is_one_epoch else '"epoch"'
+    advice = f"Validate more often: set loop.eval_frequency to {often}"
+    if num == 0:
+        advice = f"Set loop.eval_frequency to {often}"
     if num == 0 and loop.eval_frequency:
-        advice = "Set val_dataloader"
+        advice = "Pass val_dataloader to fit (fit.val_dataloader in YAML)"
     for kind, metric in watching:
         if not _VALIDATION.search(metric):
             continue

@@ -65,7 +65,7 @@ class DataModule:
 
 def test_a_data_module_is_refused_with_what_to_pass(trainer_of) -> None:
     data = DataModule()
-    advice = r"DataModule.*setup\('fit'\).*data\.train_dataloader\(\) and data\.val_dataloader\(\)"
+    advice = r"DataModule.*setup.*data\.train_dataloader\(\) and data\.val_dataloader\(\)"
     with pytest.raises(ConfigError, match=rf"^train_dataloader got {advice}"):
         trainer_of().fit(data)
     with pytest.raises(ConfigError, match=rf"^val_dataloader got {advice}"):

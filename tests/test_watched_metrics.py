@@ -32,13 +32,16 @@ def hints(trainer_of, caplog):
 @pytest.mark.parametrize(
     ("settings", "facts"),
     [
-        ({"num_epochs": 2}, ["only once", "Set loop.eval_frequency: epoch"]),
-        ({"max_steps": 12}, ["only once", "Set loop.eval_frequency: epoch"]),
+        ({"num_epochs": 2}, ["only once", 'to "epoch"']),
+        ({"max_steps": 12}, ["only once", 'to "epoch"']),
         ({"max_steps": 6}, ["only once", "a smaller number of steps"]),
         ({"num_epochs": 1, "eval_frequency": "epoch"}, ["only once", "a smaller number of steps"]),
-        ({"max_steps": 12, "eval_frequency": 12}, ["only once", "Set loop.eval_frequency: epoch"]),
-        ({"max_steps": 12, "eval_frequency": None}, ["no effect", "loop.eval_frequency: epoch"]),
-        ({"max_steps": 12, "validates": False}, ["no effect", "Set val_dataloader"]),
+        ({"max_steps": 12, "eval_frequency": 12}, ["only once", 'to "epoch"']),
+        (
+            {"max_steps": 12, "eval_frequency": None},
+            ["no effect", 'to "epoch"'],
+        ),
+        ({"max_steps": 12, "validates": False}, ["no effect", "Pass val_dataloader"]),
     ],
 )
 @pytest.mark.parametrize("watching", [EarlyStopping, SaveBest])

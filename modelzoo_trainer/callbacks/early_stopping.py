@@ -53,7 +53,7 @@ class EarlyStopping(Callback):
 
     state_is_of_run = True
 
-    with_one_value: Final = "it never stops the run"
+    with_one_value: Final = "early stopping has no effect"
     """The effect if the metric is logged only at the end, for a hint."""
 
     @checked()

@@ -39,9 +39,9 @@ class Report(Callback):
     error. Failures are logged as a warning. Requires a `JsonlLogger`.
 
     Args:
-        interval_s: Minimum seconds between two reports, > 0. The next one also waits until ten
-            times the CPU time of the last one is over: a report that takes 1 s of CPU time is
-            written at most every 10 s.
+        interval_s: Minimum seconds between two reports, > 0. The next one starts no
+            earlier than ten times the CPU time of the last one after its start: a report that
+            takes 1 s of CPU time is written at most every 10 s.
         path: The file; None = `report.html` in `model_dir`. A file that is not a report is not
             overwritten.
 

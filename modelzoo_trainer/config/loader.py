@@ -135,7 +135,10 @@ def read_file(path: Path) -> Node:
         reason = (error.strerror or str(error)).lower()
         problems.add(Position(str(path)), "", f"cannot be read: {reason}.")
     if path.suffix == ".py":
-        what = "is a Python file, but a YAML file is required, such as params.yaml."
+        what = (
+            f"is a Python file, but a YAML file is required, such as params.yaml. To run a "
+            f"program, use: python {path}"
+        )
         problems.add(Position(str(path)), "", what)
     problems.raise_if_any()
     return read_text(text, str(path))

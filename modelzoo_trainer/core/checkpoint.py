@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 SAVING_END: Final = "saving_end"
-"""Custom event after `on_save_checkpoint`, when training goes on: the checkpoint, or one beside
-the run's own, is written, has failed, or is being written in the background."""
+"""Custom event after `on_save_checkpoint`, before training continues: the checkpoint, of the run or
+of `SaveBest` and the like, is written, has failed, or is being written in the background."""
 
 
 class Checkpoint(CoreCallback, Interceptable):

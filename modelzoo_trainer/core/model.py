@@ -17,7 +17,12 @@ from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
 from modelzoo_trainer.constraints import Call
 from modelzoo_trainer.core.model_call import ModelCalls
-from modelzoo_trainer.errors import OF_ANOTHER_RUN, WHAT_FITS, CheckpointMismatch, ConfigError
+from modelzoo_trainer.errors import (
+    OF_ANOTHER_RUN,
+    ONLY_WHAT_FITS,
+    CheckpointMismatch,
+    ConfigError,
+)
 from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.models.freezing import in_evaluation_mode, set_training_mode
 
@@ -293,5 +298,5 @@ def _check_names(
         raise CheckpointMismatch(
             "The checkpoint's model does not fit the model of this run:\n"
             + "\n".join(rows)
-            + f"\nUse the original model. {OF_ANOTHER_RUN} {WHAT_FITS}"
+            + f"\nUse the original model. {OF_ANOTHER_RUN} {ONLY_WHAT_FITS}"
         )

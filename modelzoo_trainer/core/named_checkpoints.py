@@ -140,8 +140,9 @@ def note_untrained(trainer: Trainer, root: Path, pattern: str) -> None:
         why = f"no checkpoint in {shown_path(root)} is named like {pattern!r}"
     log.log(
         level,
-        "%s is untrained, unless the program has trained it or loaded weights into it: %s. Call "
-        "fit first, or pass ckpt_path; None uses the weights as they are, without this message.",
+        "No checkpoint was loaded into %s: %s. It is untrained, unless your program has trained it "
+        "or loaded weights. Call fit first, or pass ckpt_path (None = the weights as they are, "
+        "without this message).",
         type(trainer.model).__name__,
         why,
     )

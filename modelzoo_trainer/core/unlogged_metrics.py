@@ -72,7 +72,9 @@ def hint_at_not_scalar(trainer: Trainer, found: Mapping[str, str]) -> bool:
 def _advice(what: str) -> str:
     if what.startswith("shape"):
         return "Check the shapes that the metric is computed from, or return its mean()."
-    return "Return the tensor, without .item() or float()."
+    return (
+        "Return a scalar tensor: omit .item() or float(), or wrap the number in torch.tensor(...)."
+    )
 
 
 def why_not_logged(what: str | None) -> str:

@@ -53,7 +53,8 @@ def _require_batches(made: Any, name: str) -> None:
     if callable(getattr(made, "train_dataloader", None)) and not hasattr(made, "__iter__"):
         raise ConfigError(
             f"{name} got {type(made).__name__}, a data module, but requires a dataloader. Call its "
-            f"setup('fit'), then pass data.train_dataloader() and data.val_dataloader()."
+            f"setup, then pass data.train_dataloader() and data.val_dataloader() to fit, or "
+            f"data.test_dataloader() to test."
         )
     if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
         raise ConfigError(

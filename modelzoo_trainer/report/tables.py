@@ -35,8 +35,9 @@ _RATES: Final = (
 )
 _LONGEST_CAUSE: Final = 80  # in a table; all of it appears on hovering
 EXPLAINED: Final = {
-    "Restarts": "How often the run was interrupted or failed, and then resumed; on the x axes of "
-    "steps and epochs a dotted line, on that of time a gap",
+    "Restarts": "How often the run was interrupted or failed, and then resumed. Charts show each "
+    "restart, and each continuation of a finished run, as a dotted line (x axis: step or epoch) or "
+    "a gap (time)",
     "Wall time": "From the first start to the last event, with restarts and the time between them",
     "Goodput": "Share of the wall time spent training, without steps lost to restarts",
     "Throughput": "While training: without validation, saving checkpoints and down time",
@@ -308,7 +309,7 @@ def warnings(runs: Sequence[Run]) -> str:
             often = f" <small>{one.num} times</small>" if one.num > 1 else ""
             time_of = f" <small>{escape(one.when)}</small>" if one.when else ""
             if one.folder:
-                time_of += f" <small>(outside of training: {escape(one.folder)})</small>"
+                time_of += f" <small>(from validate, test or predict: {escape(one.folder)})</small>"
             found.append(
                 f'<li class="{one.level.lower()}">{label}<b>{one.level.capitalize()}</b> '
                 f"{escape(one.text)}{often}{time_of}</li>"

@@ -400,11 +400,11 @@ def test_callbacks_that_shorten_passes_or_validate_more_often_are_counted(told):
 @pytest.mark.parametrize(
     ("loop", "sections", "facts"),
     [
-        ("max_steps: 10", {}, ["only once", "Set loop.eval_frequency: epoch"]),
+        ("max_steps: 10", {}, ["only once", 'to "epoch"']),
         ("num_epochs: 1", {}, ["only once", "a smaller number of steps"]),
         ("max_steps: 10, eval_frequency: 10", {}, ["only once"]),
-        ("max_steps: 10, eval_frequency: null", {}, ["no effect", "loop.eval_frequency: epoch"]),
-        ("max_steps: 10", {"val": "null"}, ["no effect", "Set val_dataloader"]),
+        ("max_steps: 10, eval_frequency: null", {}, ["no effect", 'to "epoch"']),
+        ("max_steps: 10", {"val": "null"}, ["no effect", "Pass val_dataloader"]),
         ("max_steps: 10", {"mode": "train"}, ["no effect"]),
         ("num_epochs: 2, eval_frequency: epoch", {}, None),
         ("max_steps: 10, eval_frequency: 5", {}, None),
