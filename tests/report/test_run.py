@@ -184,7 +184,7 @@ def test_warnings_of_evaluations_come_last_with_their_folder(write_run, read, pa
         ("of the fit", ""),
         ("of the validation", "logs/20260102_000000"),
     ]
-    assert page_of(run).count("outside of training: logs/20260102_000000") == 1
+    assert page_of(run).count("from validate, test or predict: logs/20260102_000000") == 1
 
 
 def test_the_sizes_of_the_data_are_settings_of_every_run(write_run, read):
