@@ -12,7 +12,8 @@ from typing import Any, Final
 import torch
 
 _KEY: Final = "_constructor_arguments"
-_MOST_ITEMS: Final = 100  # of a list
+_MOST_ITEMS: Final = 100  # of a collection
+_LONGEST: Final = 1000  # characters of a text
 _TEXTS: Final = (str, Path, torch.device, torch.dtype)
 _NAMED: Final = (type, FunctionType, BuiltinFunctionType, MethodType)
 
@@ -31,7 +32,7 @@ def keep_arguments(cls: type) -> None:
     def keeping(self: Any, *args: Any, **kwargs: Any) -> None:
         if _KEY not in vars(self):  # else called by the constructor of a subclass
             given = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
-            vars(self)[_KEY] = {name: plain(value) for name, value in given.items()}
+            vars(self)[_KEY] = {name: _safely_plain(value) for name, value in given.items()}
         init(self, *args, **kwargs)
 
     cls.__init__ = keeping  # type: ignore[misc]  # same signature
@@ -46,19 +47,33 @@ def arguments_of(part: object) -> dict[str, Any]:
     return dict(kept)
 
 
+def _safely_plain(value: Any) -> Any:
+    try:
+        return plain(value)
+    except Exception:  # noqa: BLE001  # a value without a text is for the constructor to judge
+        return type(value).__name__
+
+
 def plain(value: Any) -> Any:
-    """Return a value that JSON can have; of functions and other objects the name."""
-    if value is None or type(value) in (bool, int, float, str):
+    """Return a value that JSON can have; of functions and other objects the name.
+
+    Long texts are cut, and large collections counted.
+    """
+    if value is None or type(value) in (bool, int, float):
         return value
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        few = len(value) <= _MOST_ITEMS
-        return [plain(one) for one in value] if few else f"{len(value)} items"
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return _plain_items(value) if len(value) <= _MOST_ITEMS else f"{len(value)} items"
     if isinstance(value, _TEXTS):
-        return str(value)
+        return str(value)[:_LONGEST]
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
     return value.__qualname__ if isinstance(value, _NAMED) else type(value).__name__
+
+
+def _plain_items(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    items = [plain(one) for one in value]
+    return sorted(items, key=str) if isinstance(value, set | frozenset) else items

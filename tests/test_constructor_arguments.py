@@ -11,7 +11,7 @@ import torch
 
 from modelzoo_trainer import Callback, Checkpoint
 from modelzoo_trainer import callbacks as shipped
-from modelzoo_trainer.callbacks import KeepNCheckpoints, SaveBest
+from modelzoo_trainer.callbacks import KeepNCheckpoints, LogOptimizerParamGroup, SaveBest
 from modelzoo_trainer.constructor_arguments import arguments_of, plain
 
 
@@ -79,3 +79,17 @@ def function():
 def test_what_is_not_plain_is_named(value, kept):
     found = plain(value)
     assert (found, type(found)) == (kept, type(kept))
+
+
+def test_long_texts_large_collections_and_sets_have_a_short_form():
+    assert len(plain("a" * 5000)) == 1000
+    assert plain(dict.fromkeys(range(5000))) == "5000 items"
+    assert plain({"b", "c", "a"}) == ["a", "b", "c"]
+
+
+def test_a_value_without_a_text_is_kept_by_its_class():
+    class Odd(str):
+        def __str__(self):
+            raise ValueError
+
+    assert arguments_of(LogOptimizerParamGroup([Odd("lr")]))["keys"] == "list"

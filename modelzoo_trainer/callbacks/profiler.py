@@ -45,6 +45,8 @@ class TrainingProfiler(Profiler):
 
     def counts(self, trainer: Trainer) -> bool:
         """Return whether to count the batch that ends; start the clock if it is the first."""
+        if self._clock.is_paused:  # by a save that had no end
+            self.saving_end()
         if self._clock.has_run:
             return True
         if trainer.should_run_optimizer_step:
@@ -117,7 +119,8 @@ class Stopwatch:
         self.has_run = False
         self._elapsed = 0.0
         self._started: float | None = None
-        self._is_paused = False
+        self.is_paused = False
+        """Whether `pause` has stopped it."""
 
     @property
     def is_running(self) -> bool:
@@ -137,13 +140,13 @@ class Stopwatch:
 
     def pause(self) -> None:
         """Pause until `resume`, if it is running."""
-        self._is_paused = self.is_running
+        self.is_paused = self.is_paused or self.is_running
         self.stop()
 
     def resume(self) -> None:
         """Continue if `pause` has stopped it."""
-        if self._is_paused:
-            self._is_paused = False
+        if self.is_paused:
+            self.is_paused = False
             self.start()
 
     def elapsed(self) -> float:

@@ -26,6 +26,7 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     part_names,
     remove,
     save_state,
+    saving,
     state_of,
     try_to_write,
 )
@@ -347,7 +348,8 @@ class SaveBest(Callback):
                 step,
             )
         elif self._best.has_place_for(value):
-            self._save(trainer, value)
+            with saving(trainer):
+                self._save(trainer, value)
 
     def _warn_late(self, step: int, now: int) -> None:
         if not self._has_warned:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from string import Formatter
@@ -120,6 +120,15 @@ def free_path(path: Path) -> Path:
     return free
 
 
+@contextmanager
+def saving(trainer: Trainer) -> Iterator[None]:
+    """Tell callbacks when it ends, after which training continues."""
+    try:
+        yield
+    finally:
+        trainer.call(SAVING_END)
+
+
 def state_of(trainer: Trainer, where: str, names: tuple[str, ...] = ("all",)) -> dict[str, Any]:
     """Return the checkpoint content of the current state; shares memory with the run.
 
@@ -145,14 +154,11 @@ def save_state(
         CheckpointError: If it cannot be written.
     """
     step, group = trainer.global_step, trainer.backend.comm.process_group
-    try:
-        if group is None:
-            checkpointing.save(path, trainer.backend.writable(state), step=step, facts=facts)
-        else:
-            part = part_of(state, trainer)
-            checkpointing.save_sharded(path, part, step=step, facts=facts, process_group=group)
-    finally:
-        trainer.hooks.call(trainer, SAVING_END)
+    if group is None:
+        checkpointing.save(path, trainer.backend.writable(state), step=step, facts=facts)
+    else:
+        part = part_of(state, trainer)
+        checkpointing.save_sharded(path, part, step=step, facts=facts, process_group=group)
     trainer.summary.note_checkpoint(path)
 
 
@@ -255,7 +261,7 @@ class SideCheckpoints:
             name = self._make_room(trainer, name, replaces=replaces)
         name = trainer.backend.comm.broadcast_object(name)
         path = self.root(trainer) / name
-        with self._weights(trainer):
+        with saving(trainer), self._weights(trainer):
             if not try_to_write(partial(self._write, trainer, path), f"Failed to write {path}"):
                 return None
         log.info("Saved %s.", shown_path(path))

@@ -26,6 +26,11 @@ class Mean:
         """Mean seconds; None before the first event."""
         return self._total_s / self._num if self._num else None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an event is in progress."""
+        return self._began is not None
+
     def so_far(self) -> float:
         """Return the seconds of the event in progress; 0 if there is none."""
         began = self._began
@@ -70,6 +75,8 @@ class Pace:
 
     def look(self, step: int) -> None:
         """Record the current step; ignore an earlier one, of a deferred delivery."""
+        if step > self.step and self.saves.is_under_way:  # a save that had no end
+            self.end_save()
         with self._lock:
             if step <= self.step:
                 return

@@ -201,8 +201,8 @@ class SchedulersCallback(CoreCallback, Interceptable):
         )
         if rows and rows != self._reported_values:
             log.warning(
-                "%s. Using the new settings, as if they had been set from step 0. To continue as "
-                "before, pass the settings of the original run.",
+                "%s. Using the value of the schedule: its settings have changed, and are used as "
+                "if they had been set from step 0; or something else had changed the value.",
                 rows,
             )
         self._reported_values = rows
@@ -233,10 +233,7 @@ class SchedulersCallback(CoreCallback, Interceptable):
 
 def _values_of(scheduler: Any) -> list[float]:
     """Return the values of parameter groups that a schedule of this package sets, else nothing."""
-    if not isinstance(scheduler, Scheduler) or scheduler.optimizer is None:
-        return []
-    key = scheduler.param_group_key
-    return [float(group[key]) for group in scheduler.optimizer.param_groups if key in group]
+    return scheduler.current_values() if isinstance(scheduler, Scheduler) else []
 
 
 def _first_change(before: list[float], now: list[float]) -> list[tuple[float, float]]:

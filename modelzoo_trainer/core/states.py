@@ -35,12 +35,13 @@ def load_states(
     run: skip states that belong to that run. `ignored`: states not to warn about.
     """
     known = dict(trainer.stateful_callbacks())
-    is_training = getattr(trainer, "is_fitting", True)  # a `Hooks` is for a custom training loop
+    summary = getattr(trainer, "summary", None)  # a `Hooks` of a custom training loop has none
+    is_evaluation = summary is not None and summary.is_evaluation
     _warn_of_numbers(states, known)
     for name in states:
         if name not in known and name not in ignored:
             log.log(
-                logging.WARNING if is_training else logging.DEBUG,
+                logging.DEBUG if is_evaluation else logging.WARNING,
                 "The checkpoint has state of %s, which is not part of this run.",
                 name,
             )
@@ -53,7 +54,7 @@ def load_states(
                 _load_into(callback, name, states[name])
         elif states and strict:
             log.warning("The checkpoint has no state of %s; it starts from scratch.", name)
-    if skipped and is_training:
+    if skipped and not is_evaluation:
         _log_skipped(trainer, skipped)
 
 

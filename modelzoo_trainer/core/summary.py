@@ -196,6 +196,11 @@ class Summary(CoreCallback):
 
     # ---- results
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether `validate`, `validate_all`, `test` or `predict` is running, outside of a fit."""
+        return bool(self._open) and all(record.method != "fit" for record in self._open)
+
     def so_far(self, trainer: Trainer) -> RunResult:
         """Return the result so far of the outermost running call.
 

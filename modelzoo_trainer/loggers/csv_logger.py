@@ -222,18 +222,31 @@ class CSVLogger(FileLogger):
 
     @override
     def _cut(self, path: Path, loaded: Loaded) -> None:
-        self._table_at(path).cut(lambda rows: _kept(rows, loaded))
+        def keep(rows: list[Row]) -> list[Row]:
+            kept, tests = _kept(rows, loaded)
+            self._kept_tests = [
+                (int(row[STEP]), {name: row[name] for name in row if name not in (STEP, TIME)})
+                for row in tests
+            ]
+            return kept
+
+        self._table_at(path).cut(keep)
 
 
-def _kept(rows: list[Row], loaded: Loaded) -> list[Row]:
-    """Return the rows at a checkpoint, and later ones that a resumed run does not repeat."""
+def _kept(rows: list[Row], loaded: Loaded) -> tuple[list[Row], list[Row]]:
+    """Return the rows to keep, and those of them that are results of tests after the checkpoint.
+
+    Those at the checkpoint, and later ones that a resumed run does not repeat.
+    """
     place = loaded.place
     if place is None or not is_at(rows, place):
-        return [row for row in rows if step_of(row) <= loaded.step]
+        return [row for row in rows if step_of(row) <= loaded.step], []
     num = place["num_rows"]
     start = len(rows) if loaded.since is None else max(loaded.since, num)
+    known = [row for row in rows[num:] if step_of(row) <= loaded.step]
     tests = [] if loaded.repeats_tests else [row for row in rows[num:start] if is_test(row)]
-    return rows[:num] + [row for row in tests + rows[start:] if step_of(row) <= loaded.step]
+    tests = [row for row in tests if row in known]
+    return rows[:num] + tests + [row for row in rows[start:] if step_of(row) <= loaded.step], tests
 
 
 def to_row(metrics: Metrics, step: int, now: float) -> Row:

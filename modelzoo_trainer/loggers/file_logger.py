@@ -225,6 +225,8 @@ class FileLogger(Logger):
         self._has_failed = False
         self._place: dict[str, Any] | None = None
         self._loaded: Loaded | None = None
+        self._kept_tests: list[tuple[int, dict[str, str]]] = []
+        """Results of tests that were kept when the run resumed, with their steps."""
         self._is_own = False
         """Whether the file has only lines of this logger."""
 
@@ -269,7 +271,7 @@ class FileLogger(Logger):
 
     @override
     def log_metrics(self, metrics: Metrics, step: int) -> None:
-        if self._has_failed:
+        if self._has_failed or (self._kept_tests and self._repeats_test(metrics, step)):
             return
         # Written together later: many lines cost hardly more than one.
         now = time.time()
@@ -277,6 +279,14 @@ class FileLogger(Logger):
         if now - self._flushed >= FLUSH_INTERVAL_S:
             self._flushed = now
             self.flush()
+
+    def _repeats_test(self, metrics: Metrics, step: int) -> bool:
+        """Return whether it is a kept result, which a callback of the resumed fit repeats."""
+        found = step, {str(name): str(value) for name, value in metrics.items()}
+        is_kept = found in self._kept_tests
+        if is_kept:
+            self._kept_tests.remove(found)
+        return is_kept
 
     @override
     def flush(self) -> None:

@@ -108,7 +108,10 @@ class JsonlLogger(FileLogger):
 
     @override
     def _cut(self, path: Path, loaded: Loaded) -> None:
-        if loaded.place is None or not cut_to(path, loaded.place, _kept(path, loaded)):
+        tests, own = ([], []) if loaded.place is None else _kept(path, loaded)
+        if loaded.place is not None and cut_to(path, loaded.place, b"".join(tests + own)):
+            self._kept_tests = list(map(_result_in, tests))
+        else:
             log.debug("%s: removing the lines after step %d.", path, loaded.step)
             cut_back(path, loaded.step)
 
@@ -193,23 +196,29 @@ class JsonlLogger(FileLogger):
             self._record.end_saving(trainer, ckpt_path)
 
 
-def _kept(path: Path, loaded: Loaded) -> bytes:
-    """Return the lines after a checkpoint's mark that a resumed run does not repeat."""
+def _kept(path: Path, loaded: Loaded) -> tuple[list[bytes], list[bytes]]:
+    """Return the lines after a checkpoint's mark that a resumed run does not repeat.
+
+    Results of tests, and what was written since the checkpoint was loaded.
+    """
     assert loaded.place is not None  # it has the mark
     end = loaded.place.get("num_bytes") or 0
     start = None if loaded.since is None else max(loaded.since, end)
     tests = [] if loaded.repeats_tests else lines_from(path, end, loaded.step, start)
     own = [] if start is None else lines_from(path, start, loaded.step)
-    return b"".join([line for line in tests if is_test(_names_in(line))] + own)
+    return [line for line in tests if is_test(_result_in(line)[1])], own
 
 
-def _names_in(line: bytes) -> list[str]:
-    """Return the names in a line; none if it is invalid."""
+def _result_in(line: bytes) -> tuple[int, dict[str, str]]:
+    """Return the step and the metrics of a line; none if it is invalid."""
     try:
         record = json.loads(line)
     except ValueError:
-        return []
-    return list(record) if isinstance(record, dict) else []
+        return -1, {}
+    if not isinstance(record, dict):
+        return -1, {}
+    metrics = {name: str(value) for name, value in record.items() if name not in _OWN_KEYS}
+    return record.get("step", -1), metrics
 
 
 def to_lines(lines: list[Line]) -> str:

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.console.harmless import known
-from modelzoo_trainer.constructor_arguments import arguments_of
+from modelzoo_trainer.constructor_arguments import arguments_of, plain
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.devices import device_name
@@ -215,7 +215,7 @@ class RunRecord:
 
     def _store(self, facts: dict[str, Any]) -> None:
         self._facts = facts
-        text = json.dumps(facts, indent=1)
+        text = json.dumps(facts, indent=1, default=str)  # a record never ends a run
         try:
             (self._folder / FACTS).write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
@@ -296,7 +296,7 @@ def _optimizer(optimizer: Optimizer, schedulers: Iterable[Scheduler]) -> dict[st
     for one in schedulers:
         for group, before in one.values_before():
             if group is optimizer.param_groups[0] and one.param_group_key in settings:
-                settings[one.param_group_key] = before
+                settings[one.param_group_key] = plain(before)
     if len(groups) > 1:
         settings["parameter groups"] = len(groups)
     return {type(optimizer).__name__: _without_secrets(settings)}

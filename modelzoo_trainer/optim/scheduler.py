@@ -135,6 +135,12 @@ class Scheduler(ABC):
         groups = [group for group, _ in self._targets]
         return list(zip(groups, self._before, strict=True))
 
+    def current_values(self) -> list[float]:
+        """Return the values of the optimizer's groups that it updates; none before `bind`."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        own = (group for group in groups if self._fits(group) and self._takes(group))
+        return [float(group[self.param_group_key]) for group in own]
+
     def step(self) -> None:
         """Advance by one step, and write the value."""
         self.last_step += 1

@@ -3,7 +3,13 @@
 import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, CheckpointError, TrainingLoop
-from modelzoo_trainer.callbacks import RateProfiler, profiler
+from modelzoo_trainer.callbacks import (
+    DurationProfiler,
+    ExtraCheckpoint,
+    RateProfiler,
+    SaveBest,
+    profiler,
+)
 from modelzoo_trainer.callbacks.profiler import Stopwatch
 
 
@@ -70,6 +76,37 @@ def test_what_is_not_training_does_not_count(make, batches, slow, hook):
     ).fit(batches, batches[:1])
     assert rates.perf_metrics["total_samples"] == 40
     assert rates.perf_metrics["total_time"] == 0
+
+
+class Nested(Callback):
+    """Saves again after the first checkpoint."""
+
+    has_saved = False
+
+    def on_after_save_checkpoint(self, trainer, ckpt_path):
+        if not self.has_saved:
+            self.has_saved = True
+            trainer.save_checkpoint()
+
+
+@pytest.mark.parametrize(
+    "saving",
+    [
+        ExtraCheckpoint(steps=2, checkpoint_name="extra_{step}"),
+        ExtraCheckpoint(steps=2, checkpoint_name="weights_{step}", file_format="safetensors"),
+        SaveBest("loss"),
+        Nested(),
+    ],
+    ids=["extra", "weights", "best", "nested"],
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_clock_continues_after_every_kind_of_save(make, batches, slow, saving, is_first):
+    rates, durations = RateProfiler(), DurationProfiler()
+    own = [saving, rates, durations] if is_first else [rates, durations, saving]
+    make(slow("batch", 2), *own, checkpoint=Checkpoint(steps=3), max_steps=7).fit(batches)
+    assert rates.perf_metrics["total_steps"] == 6
+    assert rates.perf_metrics["total_time"] == 6 * 2
+    assert durations.perf_metrics["time_per_step"] == 2
 
 
 def test_every_batch_of_an_accumulated_step_counts(make, batches):

@@ -206,6 +206,35 @@ def test_a_rate_that_differs_by_rounding_is_the_same(run, caplog) -> None:
     assert warnings_in(caplog) == []
 
 
+def test_only_the_schedule_that_has_changed_is_named(trainer_of, tmp_path, caplog) -> None:
+    def train(end: float, steps: int) -> None:
+        def groups(model: Any) -> torch.optim.Optimizer:
+            first, *rest = model.parameters()
+            tagged = [{"params": [first], "tags": ["a"]}, {"params": rest, "tags": ["b"]}]
+            return torch.optim.SGD(tagged, lr=0.1)
+
+        def schedule(tag: str, end: float) -> Any:
+            ends = {"initial_learning_rate": 0.1, "end_learning_rate": end, "total_iters": 10}
+            return lambda _: LinearLR(param_group_tags=tag, **ends)
+
+        trainer = trainer_of(
+            optimizer=groups,
+            schedulers=[schedule("a", 0.01), schedule("b", end)],
+            model_dir=tmp_path / "run",
+            checkpoint=Checkpoint(steps=4),
+            max_steps=steps,
+        )
+        trainer.fit(tiny_batches(8))
+        trainer.close()
+
+    train(0.01, 4)
+    caplog.clear()
+    train(0.05, 8)
+    [warning] = [one for one in caplog.messages if "checkpoint: " in one]
+    assert "schedulers[1]" in warning
+    assert "schedulers[0]" not in warning
+
+
 def test_a_validation_does_not_warn_about_another_rate(trainer_of, tmp_path, caplog) -> None:
     def trainer(rate, **settings):
         return trainer_of(

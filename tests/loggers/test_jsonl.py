@@ -1,3 +1,4 @@
+import csv
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from modelzoo_trainer import (
     ValidationCallback,
     checkpointing,
 )
-from modelzoo_trainer.loggers import JsonlLogger
+from modelzoo_trainer.loggers import CSVLogger, JsonlLogger
 from modelzoo_trainer.loggers.file_logger import cut_back, cut_to, mark, put_aside
 from modelzoo_trainer.loggers.jsonl import to_lines
 
@@ -307,6 +308,28 @@ def test_results_of_tests_stay_in_the_file_of_a_run_that_resumes(make, batches):
     assert [line["step"] for line in found if "test/loss" in line] == [2]
     assert [line["step"] for line in found if "validate_0/loss" in line] == [2, 4]
     assert [line["step"] for line in found if "loss" in line] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [JsonlLogger, CSVLogger])
+def test_a_test_that_a_callback_repeats_is_written_once(make, batches, kind):
+    class TestEachEpoch(Callback):
+        def on_train_epoch_end(self, trainer, epoch):
+            trainer.log_metrics(**{"test/score": 0.5 + epoch})
+
+    settings = {"loop": TrainingLoop(num_epochs=2), "checkpoint": Checkpoint(steps=4)}
+    first = make(kind(), callbacks=[TestEachEpoch(), CrashAt(6)], **settings)
+    with pytest.raises(Crash):
+        first.fit(batches[:4])
+    first.close()
+    second = make(kind(), callbacks=[TestEachEpoch()], **settings)
+    second.fit(batches[:4])
+    second.close()
+    [path] = second.model_dir.glob("metrics.*")
+    lines = path.read_text().splitlines()
+    tests = [line for line in lines if "test/score" in line]
+    if kind is CSVLogger:
+        tests = [row for row in csv.DictReader(lines) if row["test/score"]]
+    assert len(tests) == 2
 
 
 def test_a_file_that_ends_with_tests_is_not_truncated(make, batches, caplog):

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.loggers import JsonlLogger, ProgressLogger
 from modelzoo_trainer.loggers import run_record as module
 from modelzoo_trainer.optim.composed import SequentialLR
-from modelzoo_trainer.optim.decay import LinearLR
+from modelzoo_trainer.optim.decay import ConstantLR, LinearLR
 from modelzoo_trainer.optim.weight_decay import LinearWD
 
 
@@ -382,3 +383,17 @@ def test_the_end_of_a_fit_names_who_stopped_it(make, batches):
     assert last["step"] == 2
     assert last["stopped_by"] == result.stopped_by
     assert "good enough" in last["stopped_by"]
+
+
+def test_a_rate_of_numpy_beside_a_schedule_is_recorded(make, batches):
+    def constant(optimizer):
+        return ConstantLR(optimizer, learning_rate=0.1)
+
+    trainer = make(
+        JsonlLogger(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=np.float32(0.5)),
+        schedulers=[constant],
+        max_steps=1,
+    )
+    trainer.fit(batches)
+    assert facts(trainer)["settings"]["optimizer"]["SGD"]["lr"] == 0.5
