@@ -315,6 +315,17 @@ def test_untrained_weights_are_reported_once(
     assert record.levelno == level
 
 
+def test_a_warning_of_untrained_weights_follows_a_message_of_a_lower_level(
+    trainer_of, caplog
+) -> None:
+    caplog.set_level(logging.INFO)
+    trainer = trainer_of(model=TinyModel(), optimizer=sgd)
+    for method in ("validate", "predict", "validate", "predict"):
+        getattr(trainer, method)(tiny_batches(1))
+    levels = [one.levelno for one in caplog.records if "untrained" in one.message]
+    assert levels == [logging.INFO, logging.WARNING]
+
+
 @pytest.mark.parametrize(
     ("settings", "fact"),
     [

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from modelzoo_trainer import Checkpoint
+from modelzoo_trainer import Callback, Checkpoint
 from modelzoo_trainer.callbacks import EarlyStopping, RunHistory, SaveBest, StepBasedEvaluation
 from modelzoo_trainer.optim.run_hints import hints_of
 from tests.doubles import tiny_batches
@@ -70,3 +70,59 @@ def test_no_hint_where_a_fit_continues_with_the_best_of_earlier_ones(hints, trai
     trainer.fit(tiny_batches(6), tiny_batches(1))
     trainer.fit(tiny_batches(6), tiny_batches(1))
     assert hints_of(trainer, tiny_batches(1)) == ()
+
+
+def test_no_hint_beside_a_callback_of_the_user(hints):
+    class Validates(Callback):
+        def on_train_epoch_end(self, trainer, epoch):
+            trainer.validate(tiny_batches(1), ckpt_path=None)
+
+    assert hints(EarlyStopping(LOSS), Validates(), num_epochs=2) == ""
+
+
+def test_no_hint_where_the_state_is_kept_for_several_fits(hints):
+    assert hints(EarlyStopping(LOSS, reset_on_fit=False), num_epochs=1) == ""
+
+
+def test_a_best_value_of_0_is_one(trainer_of):
+    trainer = trainer_of(early := EarlyStopping(LOSS), num_steps=2)
+    trainer.fit(tiny_batches(6), tiny_batches(1))
+    assert hints_of(trainer, None) == ()
+    early.best = None
+    assert hints_of(trainer, None) != ()
+    early.best = 0.0
+    assert hints_of(trainer, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_hinted"),
+    [
+        (5, {"num_steps": 10, "eval_frequency": 10}, False),  # validates at 10 and 15
+        (5, {"num_steps": 5, "eval_frequency": 10}, True),  # at 10
+        (5, {"num_steps": 4, "eval_frequency": 10}, True),  # at 9
+        (2, {"num_steps": 6, "eval_frequency": "epoch"}, True),  # at 8, as a new epoch starts
+        (6, {"num_steps": 6, "eval_frequency": "epoch"}, True),  # at 12
+    ],
+)
+def test_the_validations_of_a_later_fit_are_counted_from_its_start(
+    trainer_of, caplog, first, second, is_hinted
+):
+    caplog.set_level(logging.INFO)
+    trainer = trainer_of(num_steps=first)
+    trainer.fit(tiny_batches(6), tiny_batches(1))
+    trainer.add_callback(EarlyStopping(LOSS))
+    trainer.loop.num_steps = second["num_steps"]
+    trainer.loop.eval_frequency = second["eval_frequency"]
+    trainer.fit(tiny_batches(6), tiny_batches(1))
+    assert ("only once" in caplog.text) == is_hinted
+
+
+def test_no_hint_where_a_run_goes_on_in_the_middle_of_an_epoch(trainer_of, caplog):
+    caplog.set_level(logging.INFO)
+    trainer_of(num_steps=2, checkpoint=Checkpoint(steps=2)).fit(tiny_batches(6))
+    early = EarlyStopping(LOSS)
+    trainer = trainer_of(early, num_steps=6, eval_frequency="epoch")
+    trainer.fit(tiny_batches(6), tiny_batches(1))
+    assert trainer.global_step == 8
+    assert caplog.text.count("validate_0: loss") == 2  # at steps 6 and 8
+    assert "only once" not in caplog.text

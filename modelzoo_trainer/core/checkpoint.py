@@ -139,7 +139,7 @@ class Checkpoint(CoreCallback, Interceptable):
         )  # trainers that have trained or loaded something
         self._found: tuple[Path, StateDict] | None = None
         self._damaged: set[Path] = set()
-        self._has_noted_untrained = False
+        self._noted_untrained = 0  # the level of the message; 0 = none yet
         self.is_own = False
         """Whether the chosen checkpoint is the newest one of this run's folder."""
 
@@ -212,10 +212,10 @@ class Checkpoint(CoreCallback, Interceptable):
             self._warn_of_others(trainer)
         if self._found is None:
             self._require_last(trainer, ckpt_path)
-            if not (trainer.is_resuming or trainer.global_step or self._has_noted_untrained):
-                self._has_noted_untrained = self._is_fresh(trainer)
-                if self._has_noted_untrained:
-                    note_untrained(trainer, self.root(trainer), self.checkpoint_name)
+            if not (trainer.is_resuming or trainer.global_step) and self._is_fresh(trainer):
+                self._noted_untrained = note_untrained(
+                    trainer, self.root(trainer), self.checkpoint_name, self._noted_untrained
+                )
             return None
         if not trainer.is_resuming and ckpt_path is ...:
             note_best(trainer, self.root(trainer), self._found[0])

@@ -121,18 +121,30 @@ def note_best(trainer: Trainer, root: Path, used: Path) -> None:
     )
 
 
-def note_untrained(trainer: Trainer, root: Path, pattern: str) -> None:
+def note_untrained(trainer: Trainer, root: Path, pattern: str, noted: int) -> int:
     """Log that a validation or `predict` uses the weights that the model was created with.
 
     It is a warning unless the program passed a model object, whose weights it may have loaded, and
     either there is no optimizer or it only validates.
+
+    Args:
+        trainer: The trainer.
+        root: The folder of the checkpoints.
+        pattern: How they are named.
+        noted: The level at which it was logged before; 0 = it was not. Nothing is logged again
+            unless the level is higher.
+
+    Returns:
+        The highest level at which it was logged.
     """
     has_weights = next(trainer.model.parameters(), None) is not None
     if not has_weights or not trainer.backend.caps.holds_values:
-        return
+        return noted
     model: ModelCallback = trainer.callbacks["model"]
     is_to_train = trainer.has_optimizer and trainer.predicting.is_active
     level = logging.WARNING if is_to_train or not model.was_object else logging.INFO
+    if level <= noted:
+        return noted
     why = f"there is no checkpoint in {shown_path(root)}"
     if not trainer.checkpoint.autoload_last_checkpoint:
         why = "checkpoint.autoload_last_checkpoint is false"
@@ -146,6 +158,7 @@ def note_untrained(trainer: Trainer, root: Path, pattern: str) -> None:
         type(trainer.model).__name__,
         why,
     )
+    return level
 
 
 def _watching(trainer: Trainer) -> list[Any]:

@@ -56,8 +56,10 @@ def _looks_like_metric(name: str, value: Any) -> bool:
 def hint_at_not_scalar(trainer: Trainer, found: Mapping[str, str]) -> bool:
     """Log which metrics of a validation are not scalar tensors; return whether there are any.
 
-    No hint if a callback of the user reads the model's output.
+    Numbers that are not named like a metric may be settings. No hint if a callback of the user
+    reads the model's output.
     """
+    found = {name: what for name, what in found.items() if direction_of(name) is not None}
     if not found or any(map(_reads_outputs, trainer.all_callbacks)):
         return False
     log.info(

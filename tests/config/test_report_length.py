@@ -405,7 +405,7 @@ def test_callbacks_that_shorten_passes_or_validate_more_often_are_counted(told):
         ("max_steps: 10, eval_frequency: 10", {}, ["only once"]),
         ("max_steps: 10, eval_frequency: null", {}, ["no effect", 'to "epoch"']),
         ("max_steps: 10", {"val": "null"}, ["no effect", "Pass val_dataloader"]),
-        ("max_steps: 10", {"mode": "train"}, ["no effect"]),
+        ("max_steps: 10", {"mode": "train"}, None),
         ("num_epochs: 2, eval_frequency: epoch", {}, None),
         ("max_steps: 10, eval_frequency: 5", {}, None),
         ("max_steps: 10, eval_frequency: 0.5", {}, None),
@@ -417,6 +417,17 @@ def test_a_watched_metric_that_is_logged_once_or_never_is_worth_a_hint(told, loo
     hints = [hint for hint in lines.split(" hint: ")[1:] if "EarlyStopping" in hint]
     assert len(hints) == (facts is not None)
     assert all(fact in hints[0] for fact in facts or ())
+
+
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        "EarlyStopping: {metric: validate_0/loss}, tests.doubles.Recorder: {}",
+        "EarlyStopping: {metric: validate_0/loss, reset_on_fit: false}",
+    ],
+)
+def test_no_hint_at_it_where_others_may_validate_or_several_fits_follow(told, callbacks):
+    assert "EarlyStopping: validate_0" not in " ".join(told("max_steps: 9", callbacks=callbacks))
 
 
 def test_no_hint_at_it_beside_step_based_evaluation(told):

@@ -20,7 +20,12 @@ from modelzoo_trainer.config.report.components import row, show
 from modelzoo_trainer.config.report.hooks import listens, micro_batch_sizes
 from modelzoo_trainer.core import Checkpoint, Logging, TrainingLoop
 from modelzoo_trainer.core.loop import EPOCH
-from modelzoo_trainer.watched_metrics import hints_for, num_validations
+from modelzoo_trainer.watched_metrics import (
+    are_shipped,
+    hints_for,
+    is_for_several_fits,
+    num_validations,
+)
 
 _ROWS = {"test": "test", "predict": "predictions"}
 _FEW = 5  # positions that are listed without a gap
@@ -370,16 +375,23 @@ def _more_times(length: RunLength) -> str:
 
 def _watched(plan: TrainerPlan, length: RunLength) -> Iterator[str]:
     """Yield hints about callbacks that watch a metric which is logged once or never."""
+    given = plan.init.get("callbacks", ())
+    kinds = [one.target for one in given] + [
+        type(one) for one in plan.defaults.get("callbacks", ())
+    ]
+    if plan.mode == "train" or not are_shipped(kinds):  # others may validate by themselves
+        return
     loop, steps = length.loop, _counted(length)
-    validates = plan.mode != "train" and (plan.call.get("val_dataloader") or _by_callbacks(plan))
+    validates = plan.call.get("val_dataloader") or _by_callbacks(plan)
     every = None if length.validations is None else length.validations.every
-    num = num_validations(loop, steps, every) if validates else 0
+    num = num_validations(loop, every, end=steps) if validates else 0
     if length.evaluates_every is not None and validates:
         num = None
     watching = [
         (component.target, component.arguments.get("metric", ""))
-        for component in plan.init.get("callbacks", ())
+        for component in given
         if hasattr(component.target, "with_one_value")
+        and not is_for_several_fits(component.target, component.arguments.get("reset_on_fit"))
     ]
     if num is not None:
         yield from hints_for(watching, loop, num, steps, loop.steps_per_epoch)
