@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def test_the_file_lists_all_of_them_once(key, module):
 @pytest.fixture
 def _nowhere(tmp_path, monkeypatch):
     """Metrics for services go into files, and messages nowhere."""
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()  # it keeps the settings of the process's first run
     monkeypatch.chdir(tmp_path)
     for name in ("SLACK_BOT_TOKEN", "NOTIFICATION_PASSWORD", "NOTIFICATION_ENDPOINT"):
         monkeypatch.delenv(f"CEREBRAS_{name}", raising=False)
