@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 TOCTREE = re.compile(r"^```\{toctree\}\n.*?^```\n+", re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(r"^!\[output\]\(data:\S+\)\n+", re.MULTILINE)  # of a notebook

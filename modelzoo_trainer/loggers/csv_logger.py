@@ -243,10 +243,10 @@ def _kept(rows: list[Row], loaded: Loaded) -> tuple[list[Row], list[Row]]:
         return [row for row in rows if step_of(row) <= loaded.step], []
     num = place["num_rows"]
     start = len(rows) if loaded.since is None else max(loaded.since, num)
-    known = [row for row in rows[num:] if step_of(row) <= loaded.step]
-    tests = [] if loaded.repeats_tests else [row for row in rows[num:start] if is_test(row)]
-    tests = [row for row in tests if row in known]
-    return rows[:num] + tests + [row for row in rows[start:] if step_of(row) <= loaded.step], tests
+    before = [] if loaded.repeats_tests else rows[num:start]
+    tests = [row for row in before if is_test(row) and step_of(row) <= loaded.step]
+    own = [row for row in rows[start:] if step_of(row) <= loaded.step]
+    return rows[:num] + tests + own, tests
 
 
 def to_row(metrics: Metrics, step: int, now: float) -> Row:

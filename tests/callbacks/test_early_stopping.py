@@ -2,8 +2,6 @@
 
 import logging
 import math
-import os
-import signal
 
 import pytest
 import torch
@@ -204,21 +202,6 @@ def test_one_that_has_not_come_with_the_first_validation_is_reported_then_and_on
     make(EarlyStopping("validate_0/los"), lines, loop=loop).fit(batches, batches[:1])
     assert lines.told == [0, 1, 1]
     assert "Did you mean 'validate_0/loss'?" in caplog.text
-
-
-def test_a_run_that_is_interrupted_before_a_validation_does_not_doubt_the_name(
-    make, batches, caplog
-):
-    class Interrupt(Callback):
-        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    caplog.set_level(logging.INFO)
-    trainer = make(EarlyStopping("validate_0/f1"), Interrupt())
-    trainer.raise_on_interrupt = False
-    trainer.fit(batches, batches[:1])
-    assert trainer.interrupted == "SIGTERM"
-    assert "no metric" not in caplog.text
 
 
 def test_one_that_comes_is_not_missed(make, batches, caplog):

@@ -19,7 +19,7 @@ from modelzoo_trainer import (
     ValidationCallback,
     checkpointing,
 )
-from modelzoo_trainer.callbacks import KeepNCheckpoints, ModelEma, SaveBest
+from modelzoo_trainer.callbacks import EarlyStopping, KeepNCheckpoints, ModelEma, SaveBest
 
 
 def names(folder):
@@ -385,20 +385,23 @@ def test_a_metric_that_never_appears_is_reported_with_the_nearest_name(make, bat
     assert "Did you mean 'validate_0/loss'?" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("watching", "said"), [(SaveBest, "before its first validation"), (EarlyStopping, "")]
+)
 def test_a_run_that_is_interrupted_before_a_validation_does_not_doubt_the_name(
-    make, batches, caplog
+    make, batches, caplog, watching, said
 ):
     class Interrupt(Callback):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
             os.kill(os.getpid(), signal.SIGTERM)
 
     caplog.set_level(logging.INFO)
-    trainer = make(SaveBest("validate_0/f1"), Interrupt())
+    trainer = make(watching("validate_0/f1"), Interrupt())
     trainer.raise_on_interrupt = False
     trainer.fit(batches, batches[:1])
     assert trainer.interrupted == "SIGTERM"
     assert "no metric" not in caplog.text
-    assert "before its first validation" in caplog.text
+    assert said in caplog.text
 
 
 def test_a_metric_that_appears_is_not_missed(make, batches, caplog):

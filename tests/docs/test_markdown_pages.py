@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from tests.docs.conftest import DOCS, load_script
 
 PAGE = "# Title\n\nWhat it is. [`gan.py`](examples/gan.py) ![curve](pictures/ConstantLR.svg)\n"
 
 
 def test_files_that_a_page_links_to_are_beside_it(tmp_path: Path) -> None:
-    pytest.importorskip("sphinx")
     env = SimpleNamespace(markdown_pages={"index": PAGE}, toctree_includes={})
     app = SimpleNamespace(
         builder=SimpleNamespace(format="html"),
