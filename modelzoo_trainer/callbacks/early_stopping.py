@@ -72,7 +72,6 @@ class EarlyStopping(Callback):
         self.min_delta = min_delta
         self.reset_on_fit = reset_on_fit
         self._level = logging.INFO if verbose else logging.DEBUG
-        self._has_validated = False
         self._reset()
 
     def _reset(self) -> None:
@@ -100,7 +99,6 @@ class EarlyStopping(Callback):
         loop: Any,
     ) -> None:
         self._watch.begin(trainer.summary.unlogged)
-        self._has_validated = False
         if self.reset_on_fit:
             self._reset()
 
@@ -158,7 +156,7 @@ class EarlyStopping(Callback):
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
-        self._has_validated = self._has_validated or trainer.val_is_complete
+        self._watch.note_validation(trainer)
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
@@ -182,8 +180,7 @@ class EarlyStopping(Callback):
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
         trainer.drain()
-        had_time = self._has_validated or not trainer.early_exit.should_exit
-        if self._watch.hint and self.best is None and had_time:
+        if self._watch.hint and self.best is None and self._watch.had_time(trainer):
             log.warning(
                 "EarlyStopping: no metric %r was logged, so early stopping had no effect. %s",
                 self.metric,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from numbers import Real
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from modelzoo_trainer.constraints import Name
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.metric_direction import Direction, direction_of
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.metrics")
 
@@ -24,7 +27,7 @@ class MetricWatch:
         self.metric: Final = metric
         self._others: set[str] | None = set()
         self._unlogged: Mapping[str, str] = {}
-        self._has_warned = False
+        self._has_warned = self._has_validated = False
         self._is_guess = False
 
     def mode_or_default(self, mode: Direction | None) -> Direction:
@@ -42,7 +45,15 @@ class MetricWatch:
         """
         self._others = set()
         self._unlogged = unlogged
-        self._has_warned = False
+        self._has_warned = self._has_validated = False
+
+    def note_validation(self, trainer: Trainer) -> None:
+        """Record the end of a validation."""
+        self._has_validated = self._has_validated or trainer.val_is_complete
+
+    def had_time(self, trainer: Trainer) -> bool:
+        """Return whether a valid metric would have been logged in this fit."""
+        return self._has_validated or not trainer.early_exit.should_exit
 
     def value_in(self, metrics: Mapping[str, Any]) -> float | None:
         """Return the metric's value, or None if it is not among these.

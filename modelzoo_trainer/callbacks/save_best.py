@@ -201,7 +201,6 @@ class SaveBest(Callback):
         self._root: Path | None = None
         self._arrived: tuple[float, int] | None = None
         self._has_warned = False
-        self._has_validated = False
         self._has_trained = False
         self._had_best = False  # in an earlier fit
         self.loaded_step: int | None = None
@@ -246,7 +245,7 @@ class SaveBest(Callback):
         loop: Any,
     ) -> None:
         self._watch.begin(trainer.summary.unlogged)
-        self._has_validated = self._has_trained = False
+        self._has_trained = False
         self._had_best = bool(self._best.entries)
         self._warn_of_averages(trainer)
         if self.reset_on_fit:
@@ -291,7 +290,7 @@ class SaveBest(Callback):
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
-        self._has_validated = self._has_validated or trainer.val_is_complete
+        self._watch.note_validation(trainer)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
@@ -314,7 +313,7 @@ class SaveBest(Callback):
             self._load(trainer)
 
     def _explain_none(self, trainer: Trainer) -> None:
-        if self._had_time_for_it(trainer):
+        if self._watch.had_time(trainer):
             log.warning(
                 "SaveBest: no metric %r was logged, so there is no best checkpoint. %s",
                 self.metric,
@@ -326,10 +325,6 @@ class SaveBest(Callback):
                 "validation (%s was not logged).",
                 self.metric,
             )
-
-    def _had_time_for_it(self, trainer: Trainer) -> bool:
-        """Return whether a valid metric would have been logged in this fit."""
-        return self._has_validated or not trainer.early_exit.should_exit
 
     def _use(self, trainer: Trainer) -> None:
         """Use the value that has arrived, if it belongs to the current weights."""
@@ -410,7 +405,7 @@ class SaveBest(Callback):
 
     def _require_metric(self, trainer: Trainer) -> None:
         """Raise a `ConfigError` if the metric was never logged, though the fit had time for it."""
-        if self._watch.is_missing and self._had_time_for_it(trainer):
+        if self._watch.is_missing and self._watch.had_time(trainer):
             raise ConfigError(
                 f"SaveBest.metric: {self.metric!r} was never logged in this fit, so load_best has "
                 f"no best weights to load; the model has those of step {trainer.global_step}. "
