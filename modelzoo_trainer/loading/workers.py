@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import connection
 from types import FrameType, MethodType
 from typing import Any, Final
 
@@ -83,6 +84,7 @@ REPORTS: Final = _Reports()
 
 _PR_SET_PDEATHSIG: Final = 1
 _KILL_S: Final = 5.0  # to wait after SIGKILL before giving up on a process
+_DEATH_S: Final = 1.0  # to wait after a connection to a worker broke, whether it has died
 _SETTINGS: Final = ("worker_init_fn", "multiprocessing_context")
 
 WorkerInit = Callable[[int], None]
@@ -173,10 +175,30 @@ class WorkerIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._starts_later is None:
-            return _waiting(next, self.given)
+            return _waiting(self._next, self.given)
         loader, self._starts_later = self._starts_later, None
         with _binding(loader):
-            return _waiting(next, self.given)
+            return _waiting(self._next, self.given)
+
+    def _next(self, given: Iterator[Any]) -> Any:
+        try:
+            return next(given)
+        except (OSError, EOFError) as error:
+            # Perhaps from a worker that died while its last batch was received. torch's handler
+            # of SIGCHLD, which may run within the wait, says so itself.
+            if not (ended := self._ended_workers()):
+                raise
+            raise RuntimeError(
+                f"DataLoader worker (pid {ended[0].pid}) ended with exit code "
+                f"{ended[0].exitcode} while its last batch was received"
+            ) from error
+
+    def _ended_workers(self) -> list[Any]:
+        by_sentinel = {worker.sentinel: worker for worker in self.workers}
+        ended = connection.wait(by_sentinel, _DEATH_S) if by_sentinel else []
+        for sentinel in ended:
+            by_sentinel[sentinel].join(_DEATH_S)  # its exit code comes after its sentinel
+        return [worker for worker in self.workers if worker.exitcode is not None]
 
 
 def _waiting(function: Callable[[Any], Any], argument: Any) -> Any:

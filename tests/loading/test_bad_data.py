@@ -97,10 +97,11 @@ def test_a_data_set_that_is_shorter_than_it_says_is_said_with_the_batch(trainer_
     ]
 
 
+# torch's handler of SIGCHLD raises wherever the process is, sometimes within a __del__.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_dies_is_said_with_the_batch(trainer_of) -> None:
     loader = DataLoader(Dying(), 4, num_workers=1)
-    kinds = (RuntimeError, ConnectionError)  # the latter while its last batch is received
-    [said] = notes_of(trainer_of(model=Scale, num_epochs=1), loader, kinds)
+    [said] = notes_of(trainer_of(model=Scale, num_epochs=1), loader, RuntimeError)
     assert said.startswith("raised while train_dataloader loaded batch")
 
 

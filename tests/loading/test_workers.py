@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import pin_memory
 
 from modelzoo_trainer.loading import workers
-from modelzoo_trainer.loading.workers import BoundWorker, shut_down, start_iterator
+from modelzoo_trainer.loading.workers import BoundWorker, WorkerIterator, shut_down, start_iterator
 
 PROGRAM = """
 import os, signal, sys, threading, time
@@ -354,6 +355,45 @@ def test_a_worker_that_died_when_its_data_was_not_needed_only_logs_a_warning(cap
     shut_down(iterator)
     assert "no longer needed" in caplog.text
     assert list(start_iterator([1])) == [1]
+
+
+class Broken:
+    """An iterator whose connection to its worker breaks."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __next__(self) -> object:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [EOFError(), ConnectionResetError(), FileNotFoundError()])
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_worker_that_dies_while_its_last_batch_is_received_is_named(error, in_thread) -> None:
+    worker = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
+    worker.start()
+    iterator = WorkerIterator(Broken(error), [worker])
+    with pytest.raises(RuntimeError, match="ended with exit code 3 while") as caught:
+        call_in_thread(iterator) if in_thread else next(iterator)
+    assert caught.value.__cause__ is error
+    assert f"(pid {worker.pid})" in str(caught.value)
+
+
+def call_in_thread(iterator: Iterator[object]) -> object:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(next, iterator).result()
+
+
+def test_an_error_of_files_while_all_workers_live_stays_as_it_is(monkeypatch) -> None:
+    monkeypatch.setattr(workers, "_DEATH_S", 0.01)
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    worker.start()
+    try:
+        with pytest.raises(FileNotFoundError, match="lost"):
+            next(WorkerIterator(Broken(FileNotFoundError("lost")), [worker]))
+    finally:
+        worker.kill()
+        worker.join()
 
 
 class Long(Dataset):
