@@ -110,8 +110,8 @@ def hints_for(
         if num:
             effect = getattr(kind, "with_one_value", "")
             yield (
-                f"{kind.__name__}: {metric} is logged only once, at the end of the run, so "
-                f"{effect}. {advice}"
+                f"{kind.__name__}: {metric} is logged only once in this fit, at its end, so within "
+                f"it {effect}. {advice}"
             )
         else:
             yield f"{kind.__name__}: no effect, as no validation logs {metric}. {advice}"

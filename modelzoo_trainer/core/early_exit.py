@@ -93,6 +93,10 @@ class EarlyExit(CoreCallback):
         Args:
             reason: Why, for the log.
         """
+        if self._depth == 0:
+            log.warning(
+                "early_exit.stop(%r) has no effect: no fit or validation is running", reason
+            )
         if self._shared is not None:
             self._propose(self._shared, f"{_STOP}{self._run}:{reason}")
         else:
@@ -118,7 +122,7 @@ class EarlyExit(CoreCallback):
             self._propose(self._shared, f"{_INTERRUPT}{run}:{name}")
             return
         self._interruption = self._interruption or name
-        self.stop(name)
+        self.stop_all(name)
 
     def _propose(self, comm: Comm, topic: str) -> None:
         if topic not in self._proposed:

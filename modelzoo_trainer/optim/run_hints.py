@@ -48,7 +48,7 @@ def _found(trainer: Trainer) -> Iterator[str]:
             hints += () if rate is None else unused_rate_hint(schedule, rate)
             yield from (f"{type(schedule).__name__}: {hint}" for hint in hints)
         elif trainer.manual_steps is None and isinstance(schedule, torch_schedulers.LRScheduler):
-            yield from _torch_hints(schedule, schedule.last_epoch + end - trainer.global_step)
+            yield from _torch_hints(schedule, _num_steps_in_all(trainer, schedule, end))
 
 
 def _given_rate(optimizer: Optimizer | None) -> float | None:
@@ -60,6 +60,12 @@ def _given_rate(optimizer: Optimizer | None) -> float | None:
     default = parameters["lr"].default if "lr" in parameters else None
     default = _DEFAULT_RATE if default is None else default
     return given if isinstance(given, float) and given != default else None
+
+
+def _num_steps_in_all(trainer: Trainer, schedule: Any, end: int) -> int:
+    """Return how many steps a scheduler of torch has taken when `global_step` is `end`."""
+    num: int = schedule.last_epoch + end - trainer.global_step
+    return num
 
 
 def _torch_hints(schedule: Any, end: int) -> Iterator[str]:
@@ -89,7 +95,7 @@ def refuse_short(trainer: Trainer) -> None:
     for schedule in trainer.schedulers:
         if not isinstance(schedule, torch_schedulers.OneCycleLR):
             continue
-        num = schedule.last_epoch + end - trainer.global_step
+        num = _num_steps_in_all(trainer, schedule, end)
         if num > schedule.total_steps:
             raise ConfigError(
                 f"schedulers: OneCycleLR.total_steps is {schedule.total_steps}, but the run takes "

@@ -52,6 +52,22 @@ def test_a_run_that_is_stopped_ends_at_the_boundary_with_its_end_hooks(trainer_o
     assert recorder.names[-3:] == ["on_train_end", "on_fit_end", "on_fit_committed"]
 
 
+def test_a_stop_outside_a_run_is_warned_of(trainer_of, caplog) -> None:
+    trainer = trainer_of()
+    trainer.early_exit.stop("too soon")
+    assert "'too soon'" in caplog.text
+    assert "no fit or validation is running" in caplog.text
+    trainer.fit(tiny_batches(5))
+    trainer.early_exit.stop("too late")
+    assert "'too late'" in caplog.text
+    assert trainer.global_step == 5
+
+
+def test_a_stop_in_a_run_is_not_warned_of(trainer_of, caplog) -> None:
+    trainer_of(Stopping(2)).fit(tiny_batches(5))
+    assert "has no effect" not in caplog.text
+
+
 def test_a_stop_within_a_window_waits_for_the_optimizer(trainer_of) -> None:
     class Early(Callback):
         def on_train_batch_start(self, trainer, model, batch, batch_idx):
