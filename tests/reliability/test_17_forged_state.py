@@ -19,7 +19,10 @@ from tests.reliability.sealing import STATE, seal
 
 DROPPED = object()
 VALUES = [DROPPED, None, "x", [], [1], -1, 10**30, {}, {"a": 1}]
-EVERY = [pytest.param(29, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+EVERY = [
+    pytest.param(7, id="some", marks=pytest.mark.slow),
+    pytest.param(1, id="all", marks=pytest.mark.soak),
+]
 
 
 def run(folder: Path, steps: int, *callbacks: Callback, **fit: Any) -> None:
@@ -73,7 +76,6 @@ def forge(good: Path, folder: Path, place: tuple[str | int, ...], value: Any) ->
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_an_entry_of_another_kind_is_a_checkpoint_error_or_the_run_goes_on(
     good: Path, tmp_path: Path, count: Callable[..., None], every: int
