@@ -175,10 +175,10 @@ class WorkerIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._starts_later is None:
-            return _waiting(self._next, self.given)
+            return _waiting(self._next if self.workers else next, self.given)
         loader, self._starts_later = self._starts_later, None
         with _binding(loader):
-            return _waiting(self._next, self.given)
+            return _waiting(next, self.given)
 
     def _next(self, given: Iterator[Any]) -> Any:
         try:
@@ -195,8 +195,7 @@ class WorkerIterator(Iterator[Any]):
 
     def _ended_workers(self) -> list[Any]:
         by_sentinel = {worker.sentinel: worker for worker in self.workers}
-        ended = connection.wait(by_sentinel, _DEATH_S) if by_sentinel else []
-        for sentinel in ended:
+        for sentinel in connection.wait(by_sentinel, _DEATH_S):
             by_sentinel[sentinel].join(_DEATH_S)  # its exit code comes after its sentinel
         return [worker for worker in self.workers if worker.exitcode is not None]
 
