@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -34,6 +34,9 @@ from modelzoo_trainer.models.parametrization import (
 
 class DecoderLayer(nn.Module):
     """Attention, then a feed-forward network, both with pre-normalization and a residual."""
+
+    # With sharded parameters of another dtype, only the states are cast: angles need float32.
+    cast_inputs: ClassVar[tuple[str, ...]] = ("hidden",)
 
     def __init__(self, settings: DecoderSettings) -> None:
         super().__init__()
