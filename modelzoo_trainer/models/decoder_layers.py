@@ -3,6 +3,8 @@
 sequential:  h = h + attention(norm(h));  h = h + ffn(norm(h))
 """
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from modelzoo_trainer.models.attention import Attention
@@ -13,6 +15,9 @@ from modelzoo_trainer.models.parametrization import DecoderInitializers
 
 class DecoderLayer(nn.Module):
     """Attention, then a feed-forward network, both with pre-normalization and a residual."""
+
+    # With sharded parameters of another dtype, only the states are cast: angles need float32.
+    cast_inputs: ClassVar[tuple[str, ...]] = ("hidden",)
 
     def __init__(self, settings: DecoderSettings) -> None:
         super().__init__()
