@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -22,7 +22,11 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.feed_forward import GATED, FeedForward, make_norm
 from modelzoo_trainer.models.freezing import in_evaluation_mode
 from modelzoo_trainer.models.initializers import Initializer
-from modelzoo_trainer.models.language_loss import language_loss, token_accuracy
+from modelzoo_trainer.models.language_loss import (
+    language_loss,
+    token_accuracy,
+    validation_means,
+)
 from modelzoo_trainer.models.parametrization import (
     DecoderInitializers,
     LrAdjustmentGroup,
@@ -34,6 +38,9 @@ from modelzoo_trainer.models.parametrization import (
 
 class DecoderLayer(nn.Module):
     """Attention, then a feed-forward network, both with pre-normalization and a residual."""
+
+    # With sharded parameters of another dtype, only the states are cast: angles need float32.
+    cast_inputs: ClassVar[tuple[str, ...]] = ("hidden",)
 
     def __init__(self, settings: DecoderSettings) -> None:
         super().__init__()
@@ -180,10 +187,12 @@ class Decoder(DecoderSettings, nn.Module):
 
         Args:
             batch: `input_ids`, `labels` and, if some positions do not count for the loss,
-                `attention_mask` with 1 for those that count. Attention itself is only causal.
+                `attention_mask` with the weight of each, 0 for those that do not. Attention
+                itself is only causal.
 
         Returns:
-            `loss`, `logits`, `num_items`; in eval mode also `accuracy`.
+            `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
+            loss `ModelEvalMetrics` also logs `lm_perplexity`.
 
         Shapes:
             In batch: (B, T) integer, T at most `max_position_embeddings`.
@@ -210,6 +219,14 @@ class Decoder(DecoderSettings, nn.Module):
         if self.compute_eval_metrics and not self.training:
             outputs["accuracy"] = token_accuracy(logits, labels, attention_mask)
         return outputs
+
+    def validation_means(
+        self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return the metrics that `ModelEvalMetrics` averages over tokens, with their weights."""
+        return validation_means(
+            outputs, batch, loss_scaling=self.loss_scaling, loss_weight=self.loss_weight
+        )
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """Return the logits of the next token at every position.
