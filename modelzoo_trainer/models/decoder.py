@@ -206,7 +206,8 @@ class Decoder(DecoderSettings, nn.Module):
         if self.embeddings_scale != 1:
             hidden = hidden * self.embeddings_scale
         hidden = self.embedding_dropout(hidden)
-        angles = None if self._rotary is None else self._rotary.angles(length, device)
+        positions = torch.arange(length, device=device)
+        angles = None if self._rotary is None else self._rotary.angles(positions)
         for layer in self.layers:
             hidden = layer(hidden, angles)
         scores: Tensor = self.lm_head(self.final_norm(hidden))
