@@ -5,7 +5,7 @@ Dimension k is paired with k + R/2 (the layout of the published Llama weights).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ class Rotary:
 
     rotary_dim: int  # number of rotated dimensions, even
     theta: float  # base of the wavelengths
-    scaling: Scaling = LinearScaling()
+    scaling: Scaling = field(default_factory=LinearScaling)  # default: none
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines of positions, times the magnitude of the scaling.

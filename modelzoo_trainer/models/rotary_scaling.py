@@ -107,7 +107,8 @@ class YarnScaling:
         """See `Scaling`."""
         num = frequencies.shape[0]
         low, high = (
-            num * math.log(self.original_max_position_embeddings / (2 * math.pi * turns))
+            num
+            * math.log(self.original_max_position_embeddings / (2 * math.pi * turns))
             / math.log(theta)
             for turns in (self.beta_fast, self.beta_slow)
         )
@@ -158,9 +159,7 @@ class LongRopeScaling:
     def scaled(self, frequencies: Tensor, theta: float) -> Tensor:
         """See `Scaling`."""
         divisors = self.long_factor if self.is_long else self.short_factor
-        return frequencies / torch.tensor(
-            divisors, device=frequencies.device, dtype=torch.float32
-        )
+        return frequencies / torch.tensor(divisors, device=frequencies.device, dtype=torch.float32)
 
 
 _CLASSES: Final[Mapping[str, Any]] = {
@@ -209,6 +208,11 @@ def read_scaling(
     for key, value in extra.items():
         check(f"{_ARGUMENT}.{key}", value, hints[key])
     if kind == "longrope":
+        if factor != 1:
+            raise ConfigError(
+                f"pos_scaling_factor ({factor}) has no effect with pos_scaling_type {kind!r}: "
+                f"its factors are lists. Remove it."
+            )
         _check_lengths(extra, rotary_dim // 2)
         return LongRopeScaling(max_length=max_length, **extra)
     if _CLASSES[kind] is YarnScaling and theta <= 1:
