@@ -20,9 +20,10 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.data.processor import SeededSampler
+from modelzoo_trainer.data.stream import Stream, StreamSampler
 from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
 
-Order = Sequence[Any] | NDArray[Any]
+Order = Sequence[Any] | NDArray[Any] | Stream
 
 _CHUNK: Final = 4096  # indices converted to Python objects at a time
 
@@ -214,6 +215,7 @@ def _draw(generator: torch.Generator) -> int:
 _ORDERS: Final[dict[type, Callable[[Any, OrderSeed], Order]]] = {
     SequentialSampler: lambda sampler, order_seed: range(len(sampler.data_source)),
     SeededSampler: lambda sampler, order_seed: sampler.order(order_seed.epoch),
+    StreamSampler: lambda sampler, order_seed: sampler.order(order_seed.epoch),
     DistributedSampler: lambda sampler, order_seed: list(sampler),
     RandomSampler: _random,
     SubsetRandomSampler: _subset,

@@ -1,6 +1,6 @@
 """Rotary position embedding (RoPE): rotates queries and keys by an angle proportional to position.
 
-Dimension letters: T positions, R rotary dimensions of a head, D head dimension.
+Dimension letters: B batch, T positions, R rotary dimensions of a head, D head dimension.
 Dimension k is paired with k + R/2 (the layout of the published Llama weights).
 """
 
@@ -31,20 +31,24 @@ class Rotary:
     )
     original_length: int = 8192  # `llama3`: the context length of pre-training
 
-    def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines of all positions.
 
         They are computed on use: a buffer could be corrupted by a checkpoint, a cast or a move
         from the meta device.
 
         Shapes:
-            Returns: twice (T, R), float32.
+            positions: (T,), or (B, T) if they differ between rows. Returns: twice (T, R) or
+            (B, 1, T, R), float32.
         """
-        exponents = torch.arange(0, self.rotary_dim, 2, device=device, dtype=torch.float32)
+        exponents = torch.arange(
+            0, self.rotary_dim, 2, device=positions.device, dtype=torch.float32
+        )
         frequencies = torch.exp(exponents * (-math.log(self.theta) / self.rotary_dim))
-        positions = torch.arange(length, device=device, dtype=torch.float32)
-        angles = torch.outer(positions, self._scaled(frequencies))
+        angles = positions[..., None].float() * self._scaled(frequencies)
         angles = torch.cat((angles, angles), dim=-1)
+        if positions.dim() > 1:
+            angles = angles[:, None]  # the same for all heads
         return angles.cos(), angles.sin()
 
     def _scaled(self, frequencies: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate the first R dimensions of every head by the angle of its position.
 
     Shapes:
-        states: (..., T, D), with D >= R. cosines, sines: (T, R). Returns: as states.
+        states: (..., T, D), with D >= R. cosines, sines: as of `angles`. Returns: as states.
     """
     rotary_dim = cosines.shape[-1]
     turning = states[..., :rotary_dim]

@@ -7,11 +7,9 @@ from torch import Tensor
 
 from modelzoo_trainer.models.rotary import Rotary, rotate
 
-CPU = torch.device("cpu")
-
 
 def product(rotary: Rotary, query: Tensor, key: Tensor, place: int, other: int) -> Tensor:
-    angles = rotary.angles(64, CPU)
+    angles = rotary.angles(torch.arange(64))
     turned_query = rotate(query.expand(64, -1), *angles)[place]
     turned_key = rotate(key.expand(64, -1), *angles)[other]
     return turned_query @ turned_key
@@ -33,16 +31,27 @@ def test_the_product_of_query_and_key_depends_on_their_distance_only() -> None:
 def test_the_first_position_does_not_turn_and_length_is_kept() -> None:
     states = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
 
-    turned = rotate(states, *Rotary(rotary_dim=8, theta=100.0).angles(5, CPU))
+    turned = rotate(states, *Rotary(rotary_dim=8, theta=100.0).angles(torch.arange(5)))
 
     torch.testing.assert_close(turned[..., 0, :], states[..., 0, :])
     torch.testing.assert_close(turned.norm(dim=-1), states.norm(dim=-1))
 
 
+def test_positions_of_rows_turn_as_the_same_positions_of_one_row() -> None:
+    rotary = Rotary(rotary_dim=4, theta=100.0)
+    states = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor([[0, 1, 0, 1], [7, 2, 2, 0]])
+
+    turned = rotate(states, *rotary.angles(positions))
+
+    each = [rotate(row, *rotary.angles(own)) for row, own in zip(states, positions, strict=True)]
+    assert torch.equal(turned, torch.stack(each))
+
+
 def test_dimensions_beyond_the_rotary_ones_stay() -> None:
     states = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
 
-    turned = rotate(states, *Rotary(rotary_dim=4, theta=100.0).angles(5, CPU))
+    turned = rotate(states, *Rotary(rotary_dim=4, theta=100.0).angles(torch.arange(5)))
 
     assert torch.equal(turned[:, 4:], states[:, 4:])
     assert not torch.equal(turned[1:, :4], states[1:, :4])
@@ -52,7 +61,9 @@ def test_linear_scaling_stretches_positions() -> None:
     plain = Rotary(rotary_dim=8, theta=10000.0)
     stretched = Rotary(rotary_dim=8, theta=10000.0, scaling_factor=4.0)
 
-    torch.testing.assert_close(stretched.angles(33, CPU)[0][32], plain.angles(33, CPU)[0][8])
+    torch.testing.assert_close(
+        stretched.angles(torch.arange(33))[0][32], plain.angles(torch.arange(33))[0][8]
+    )
 
 
 def test_llama3_scaling_keeps_short_waves_and_slows_long_ones() -> None:
@@ -81,5 +92,5 @@ def test_llama3_scaling_keeps_short_waves_and_slows_long_ones() -> None:
 
 
 def _first_turn(rotary: Rotary) -> list[tuple[float, float]]:
-    cosines, sines = rotary.angles(2, CPU)
+    cosines, sines = rotary.angles(torch.arange(2))
     return list(zip(sines[1].tolist()[:64], cosines[1].tolist()[:64], strict=True))
