@@ -119,12 +119,15 @@ class Decoder(DecoderSettings, nn.Module):
         self.embedding_dropout = nn.Dropout(self.dropout_rate if rate is None else rate)
         self.position_bias = make_position_bias(self)
         self.layers = nn.ModuleList(
-            DecoderLayer(self, is_windowed=is_windowed) for is_windowed in windowed_layers(self)
+            self._make_layer(is_windowed=is_windowed) for is_windowed in windowed_layers(self)
         )
         self.final_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
         self.lm_head = nn.Linear(size, self.vocab_size, bias=self.use_bias_in_output)
         self._rotary = self.rotary()
         self._logits_scale = logits_scale(self)
+
+    def _make_layer(self, *, is_windowed: bool) -> DecoderLayer:
+        return DecoderLayer(self, is_windowed=is_windowed)
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:

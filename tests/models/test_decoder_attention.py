@@ -10,6 +10,7 @@ from backends.blocks import checkpoint_activations
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.gpt2 import Gpt2
+from modelzoo_trainer.models.gptj import GptJ
 from tests.models.attention_reference import attention
 
 VOCAB, LENGTH = 50, 12
@@ -34,10 +35,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "every other": ROTARY | EVERY_OTHER,
     "alibi, window": ALIBI | EVERY_OTHER | GROUPED,
     "layer index": {"scale_qk_dot_by_layer_idx": True},
+    "gptj, sinks": {"kind": GptJ, "attention_sink_tokens": 2, "rotary_dim": 4} | WINDOW | GROUPED,
+    "gptj, relative": {"kind": GptJ} | RELATIVE,
 }
 
 
-def make(**changes: Any) -> Decoder:
+def make(kind: type[Decoder] = Gpt2, **changes: Any) -> Decoder:
     torch.manual_seed(0)
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -45,12 +48,13 @@ def make(**changes: Any) -> Decoder:
         "max_position_embeddings": LENGTH,
         "num_hidden_layers": 2,
         "dropout_rate": 0.0,
+        "embedding_dropout_rate": 0.0,
         "attention_dropout_rate": 0.0,
         "num_heads": 4,
         "filter_size": 64,
         "initializer_range": 0.3,
     }
-    return Gpt2(**{**settings, **changes})
+    return kind(**{**settings, **changes})
 
 
 def tokens(*shape: int) -> Tensor:
@@ -102,8 +106,16 @@ def test_a_later_token_does_not_change_earlier_logits(changes: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"position_embedding_type": "fixed"}, ROTARY, ALIBI, RELATIVE, ROTARY | GROUPED],
-    ids=["learned", "fixed", "rotary", "alibi", "relative", "grouped"],
+    [
+        {},
+        {"position_embedding_type": "fixed"},
+        ROTARY,
+        ALIBI,
+        RELATIVE,
+        ROTARY | GROUPED,
+        ROTARY | {"kind": GptJ},
+    ],
+    ids=["learned", "fixed", "rotary", "alibi", "relative", "grouped", "gptj"],
 )
 def test_packed_sequences_have_the_logits_of_separate_ones(changes: dict[str, Any]) -> None:
     model = make(**changes).eval()
@@ -126,6 +138,18 @@ def test_a_window_limits_how_far_one_layer_sees() -> None:
     moved = (model.logits(before) - model.logits(after)).abs().amax(dim=-1)[0] > 1e-4
 
     assert moved.tolist() == [False, False, True, True, True] + [False] * 7
+
+
+def test_sinks_stay_visible_beyond_the_window() -> None:
+    changes = {"kind": GptJ, "num_hidden_layers": 1, "attention_sink_tokens": 2} | ROTARY | WINDOW
+    model = make(**changes).eval()
+    before = tokens(1, LENGTH)
+    after = before.clone()
+    after[0, 1] = (after[0, 1] + 1) % VOCAB
+
+    moved = (model.logits(before) - model.logits(after)).abs().amax(dim=-1)[0] > 1e-4
+
+    assert moved.tolist() == [False] + [True] * 11
 
 
 @pytest.mark.parametrize(
