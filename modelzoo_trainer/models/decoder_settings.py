@@ -146,6 +146,8 @@ class DecoderSettings:
         {"embd_pdrop": "embedding_dropout_rate"}
     )
     """Further names of settings; null = not given."""
+    initializer_rules: ClassVar[Literal["gpt2", "gptj"]] = "gpt2"
+    """How initializers that are not given follow from others: see `parametrization`."""
 
     @property
     def head_dim(self) -> int:
