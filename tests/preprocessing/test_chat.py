@@ -68,7 +68,8 @@ def test_an_invalid_template_is_refused():
 def test_templates_of_transformers_are_understood():
     source = (
         "{%- for m in messages %}\n    {%- if m.role == 'tool' %}{%- continue %}{%- endif %}\n"
-        "{% generation %}{{ m.content }}{% endgeneration %}{{ {'\u00e9': 1} | tojson }}{%- endfor %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}"
+        "{{ {'\u00e9': 1} | tojson }}{%- endfor %}"
     )
     text = ChatTemplate(source, {}).render([{"role": "user", "content": "a"}])
     assert text == 'a{"\u00e9": 1}'
