@@ -87,11 +87,14 @@ class Decoder(DecoderSettings, nn.Module):
         if self.embedding_layer_norm:
             self.embedding_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
         self.embedding_dropout = nn.Dropout(self.dropout_rate if rate is None else rate)
-        self.layers = nn.ModuleList(DecoderLayer(self) for _ in range(self.num_hidden_layers))
+        self.layers = nn.ModuleList(self._make_layer() for _ in range(self.num_hidden_layers))
         self.final_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
         self.lm_head = nn.Linear(size, self.vocab_size, bias=self.use_bias_in_output)
         self._rotary = self.rotary()
         self._logits_scale = logits_scale(self)
+
+    def _make_layer(self) -> DecoderLayer:
+        return DecoderLayer(self)
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:

@@ -1,7 +1,4 @@
-"""Layers of a decoder.
-
-sequential:  h = h + attention(norm(h));  h = h + ffn(norm(h))
-"""
+"""The layer of the GPT-2 class of decoders, on which that of the GPT-J class builds."""
 
 from typing import ClassVar
 
@@ -14,7 +11,10 @@ from modelzoo_trainer.models.parametrization import DecoderInitializers
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then a feed-forward network, both with pre-normalization and a residual."""
+    """Attention, then a feed-forward network, both with pre-normalization and a residual.
+
+    h = h + attention(norm(h));  h = h + ffn(norm(h))
+    """
 
     # With sharded parameters of another dtype, only the states are cast: angles need float32.
     cast_inputs: ClassVar[tuple[str, ...]] = ("hidden",)

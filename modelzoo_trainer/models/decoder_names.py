@@ -3,8 +3,9 @@
 from typing import Final
 
 from modelzoo_trainer.models.gpt2 import Gpt2
+from modelzoo_trainer.models.gptj import GptJ
 
 Llama: Final = Gpt2
 """A Llama has the same class as a GPT-2 and the same defaults: give the settings that differ."""
 
-__all__ = ["Gpt2", "Llama"]
+__all__ = ["Gpt2", "GptJ", "Llama"]

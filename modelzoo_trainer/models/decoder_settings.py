@@ -13,7 +13,8 @@ from modelzoo_trainer.constraints import AtLeastOne, Count, Fraction, PositiveFl
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 from modelzoo_trainer.models.initializers import InitializerSetting
-from modelzoo_trainer.models.rotary import Rotary, ScalingType
+from modelzoo_trainer.models.rotary import Rotary
+from modelzoo_trainer.models.rotary_scaling import ScalingType, read_scaling
 
 
 @checked()
@@ -28,10 +29,15 @@ class DecoderSettings:
         position_embedding_type: `learned`, `rotary`, or null for none.
         rotary_dim: Rotated dimensions per head, even; default: a quarter of the head.
         rope_theta: Base of the rotary wavelengths, > 0.
-        pos_scaling_type: How rotary positions are scaled; see `Rotary`.
-        pos_scaling_factor: Scaling factor, >= 1.
-        pos_scaling_extra_args: For `llama3`: `low_freq_factor`, `high_freq_factor`,
-            `original_max_position_embeddings`.
+        pos_scaling_type: How rotary positions are scaled to a longer context; `YaRN` = `yarn`.
+        pos_scaling_factor: Ratio of the context to that of pre-training, >= 1; not for `longrope`.
+        pos_scaling_extra_args: Of `llama3`: `low_freq_factor` (default 1), `high_freq_factor` (4),
+            `original_max_position_embeddings` (8192). Of `yarn`: `original_max_position_embeddings`
+            (required), `beta_fast` (32), `beta_slow` (1), `extrapolation_factor` (1), `mscale_a`
+            (0.1), `mscale_b` (1), `truncate` (true). Of `longrope`:
+            `original_max_position_embeddings`, `long_factor`, `short_factor` (lists of
+            `rotary_dim` / 2 numbers; all required), `long_mscale`, `short_mscale`,
+            `attention_factor`.
         share_embedding_weights: Whether the output layer shares the weights of the embedding.
         num_hidden_layers: Number of layers.
         norm_type: Type of all normalization layers.
@@ -93,7 +99,7 @@ class DecoderSettings:
     rope_theta: PositiveFloat = 10000.0
     pos_scaling_type: ScalingType = "linear"
     pos_scaling_factor: AtLeastOne = 1.0
-    pos_scaling_extra_args: dict[str, float] | None = None
+    pos_scaling_extra_args: dict[str, bool | float | list[float]] | None = None
     share_embedding_weights: bool = True
     num_hidden_layers: Count = 12
     norm_type: NormType = "layernorm"
@@ -140,6 +146,8 @@ class DecoderSettings:
         {"embd_pdrop": "embedding_dropout_rate"}
     )
     """Further names of settings; null = not given."""
+    initializer_rules: ClassVar[Literal["gpt2", "gptj"]] = "gpt2"
+    """How initializers that are not given follow from others: see `parametrization`."""
 
     @property
     def head_dim(self) -> int:
@@ -167,16 +175,15 @@ class DecoderSettings:
         """Return the angles of rotary positions, if positions are rotary."""
         if self.position_embedding_type != "rotary":
             return None
-        extra = dict(self.pos_scaling_extra_args or {})
-        if "original_max_position_embeddings" in extra:
-            extra["original_length"] = extra.pop("original_max_position_embeddings")
-        return Rotary(
+        scaling = read_scaling(
+            self.pos_scaling_type,
+            self.pos_scaling_factor,
+            self.pos_scaling_extra_args or {},
             rotary_dim=self.turning_dim,
             theta=self.rope_theta,
-            scaling_type=self.pos_scaling_type,
-            scaling_factor=self.pos_scaling_factor,
-            **extra,  # type: ignore[arg-type]  # lengths are numbers like the others
+            max_length=self.max_position_embeddings,
         )
+        return Rotary(rotary_dim=self.turning_dim, theta=self.rope_theta, scaling=scaling)
 
     def __post_init__(self) -> None:
         self._apply_aliases()
@@ -245,8 +252,14 @@ class DecoderSettings:
                 f"rotary_dim is {dim}{unset}; it must be even, at least 2 and at most "
                 f"{self.head_dim} (hidden_size / num_heads)."
             )
-        known = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        _check_keys("pos_scaling_extra_args", self.pos_scaling_extra_args or {}, known)
+        is_scaled = self.pos_scaling_type != "linear" or self.pos_scaling_extra_args
+        if self.position_embedding_type != "rotary" and is_scaled:
+            raise ConfigError(
+                f"pos_scaling_type {self.pos_scaling_type!r} with pos_scaling_extra_args "
+                f"{self.pos_scaling_extra_args} requires position_embedding_type: rotary, which is "
+                f"{self.position_embedding_type}. Set it, or remove both."
+            )
+        self.rotary()
 
 
 def _check_keys(argument: str, given: dict[str, Any], known: tuple[str, ...]) -> None:

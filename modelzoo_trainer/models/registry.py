@@ -10,6 +10,7 @@ from torch import nn
 from modelzoo_trainer.errors import ConfigError, suggest
 
 _GPT2: Final = "modelzoo_trainer.models.gpt2:Gpt2"
+_GPTJ: Final = "modelzoo_trainer.models.gptj:GptJ"
 
 MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -21,6 +22,9 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "mistral": _GPT2,
         "santacoder": _GPT2,
         "starcoder": _GPT2,
+        "gptj": _GPTJ,
+        "falcon": _GPTJ,
+        "gpt-neox": _GPTJ,
     }
 )
 """Name to `module:class`. The constructor of the class is the schema of the `model` section."""

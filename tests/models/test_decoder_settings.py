@@ -45,9 +45,15 @@ from modelzoo_trainer.models.gpt2 import Gpt2Settings
         ({"rope_theta": 0.0}, "rope_theta: expected a number > 0, got 0.0"),
         ({"pos_scaling_factor": 0.5}, "pos_scaling_factor: expected a number >= 1, got 0.5"),
         (
-            {"pos_scaling_extra_args": {"low_freq": 1.0}},
+            {
+                "position_embedding_type": "rotary",
+                "pos_scaling_type": "llama3",
+                "pos_scaling_extra_args": {"low_freq": 1.0},
+            },
             "pos_scaling_extra_args.low_freq: no such setting. Did you mean 'low_freq_factor'?",
         ),
+        ({"pos_scaling_extra_args": {"beta_fast": 1.0}}, "beta_fast.*position_embedding_type"),
+        ({"pos_scaling_type": "yarn"}, "'yarn'.*position_embedding_type: rotary"),
         ({"mup_base_hidden_size": 256}, "mup_base_filter_size is None: muP requires both"),
         (
             {"mup_base_hidden_size": 0, "mup_base_filter_size": 4},

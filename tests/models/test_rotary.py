@@ -1,6 +1,4 @@
-"""Rotary positions: dependence on distances only; scaling."""
-
-import math
+"""Rotary positions: dependence on distances only."""
 
 import torch
 from torch import Tensor
@@ -55,42 +53,3 @@ def test_dimensions_beyond_the_rotary_ones_stay() -> None:
 
     assert torch.equal(turned[:, 4:], states[:, 4:])
     assert not torch.equal(turned[1:, :4], states[1:, :4])
-
-
-def test_linear_scaling_stretches_positions() -> None:
-    plain = Rotary(rotary_dim=8, theta=10000.0)
-    stretched = Rotary(rotary_dim=8, theta=10000.0, scaling_factor=4.0)
-
-    torch.testing.assert_close(
-        stretched.angles(torch.arange(33))[0][32], plain.angles(torch.arange(33))[0][8]
-    )
-
-
-def test_llama3_scaling_keeps_short_waves_and_slows_long_ones() -> None:
-    rotary = Rotary(
-        rotary_dim=128,
-        theta=500000.0,
-        scaling_type="llama3",
-        scaling_factor=8.0,
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_length=8192,
-    )
-    plain = Rotary(rotary_dim=128, theta=500000.0)
-
-    slowed = [math.atan2(*pair) for pair in _first_turn(rotary)]
-    unslowed = [math.atan2(*pair) for pair in _first_turn(plain)]
-
-    assert math.isclose(slowed[0], unslowed[0], rel_tol=1e-5)
-    assert math.isclose(slowed[63], unslowed[63] / 8, rel_tol=1e-4)
-    # Dimension 33 by the published formula: wavelength 5449.6, between 8192 / 4 and 8192 / 1.
-    wavelength = 2 * math.pi * 500000 ** (66 / 128)
-    smooth = (8192 / wavelength - 1) / 3
-    expected = ((1 - smooth) / 8 + smooth) * 2 * math.pi / wavelength
-    assert 2048 < wavelength < 8192
-    assert math.isclose(slowed[33], expected, rel_tol=1e-4)
-
-
-def _first_turn(rotary: Rotary) -> list[tuple[float, float]]:
-    cosines, sines = rotary.angles(torch.arange(2))
-    return list(zip(sines[1].tolist()[:64], cosines[1].tolist()[:64], strict=True))
