@@ -41,11 +41,11 @@ class GptHDF5MapDataProcessor(HDF5Processor):
     depends on the arguments and the names of the files alone.
 
     Args:
+        batch_size: Sequences per batch over all processes, a multiple of their number.
         data_dir: One or a list of folders with `.h5` files, which are read in the order of their
             paths; subfolders are not read. Give either this or `mixture`.
         mixture: Folders with weights, a list of `{data_dir, weight, data_subset}`: each batch has
             samples of all, in the proportion of the weights over an epoch.
-        batch_size: Sequences per batch over all processes, a multiple of their number.
         shuffle: Whether to shuffle; each epoch has its own order.
         shuffle_seed: Seed of the order and of `data_transforms`.
         num_workers: Number of worker processes; 0 = load in the main process.
