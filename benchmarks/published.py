@@ -285,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ThreadPoolExecutor(given.jobs) as pool:
             rows = list(pool.map(one, paths))
     text = table(rows)
-    print(text)
+    print(text, end="")
     if given.write:
         write_page(text)
     return int(any(row.why and not row.why.startswith("missing: ") for row in rows))

@@ -63,7 +63,7 @@ def scaled(trainer: Plain, folder: Path) -> tuple[Plain, list[Plain]]:
         trainer: The section of a published file; unchanged.
         folder: Where the data will be: `train` and `val` in it, with a number if there are several.
     """
-    short = copy.deepcopy(trainer)
+    short = _copied(trainer)
     init = short["init"]
     model = init.get("model") or {}
     num_sinks = max((_num_sinks(one) for _, one in _dataloaders(short)), default=0)
@@ -84,6 +84,13 @@ def scaled(trainer: Plain, folder: Path) -> tuple[Plain, list[Plain]]:
     if fit.get("ckpt_path", ...) is None:
         del fit["ckpt_path"]  # else a killed run would not resume
     return short, loaders
+
+
+def _copied(value: Any) -> Any:
+    """Return a deep copy in which nothing is shared, as YAML aliases may be."""
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 # ---- model
