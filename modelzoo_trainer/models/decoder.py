@@ -339,7 +339,7 @@ class Decoder(DecoderSettings, nn.Module):
     def _layer_factors(self, hidden: Tensor) -> Sequence[Tensor | None]:
         """Return each layer's own factor of the scores.
 
-        As tensors: a number of its own per layer would compile every layer anew.
+        As tensors: a number of its own per layer would compile every layer again.
         """
         num = len(self.layers)
         if not self.scale_qk_dot_by_layer_idx:
