@@ -189,9 +189,12 @@ def test_it_compiles_into_one_graph(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_equal_layers_are_compiled_once() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     model = make(moe=MOE, num_hidden_layers=5)
     for layer in model.layers:
         layer.compile(backend=counter, fullgraph=True)
