@@ -122,22 +122,38 @@ def train(folder: Path, kill_at: int | None) -> int:
     return main(words)
 
 
-def prepare(path: Path, folder: Path) -> int:
-    """Check a file; write what it lacks to `lacks.json`, and a scaled copy with its data."""
+def checked(path: Path, names: Callable[[], Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Check a file; return what it lacks besides data, and its `trainer` sections.
+
+    `names`: returns the names that a file may use.
+
+    Raises:
+        ConfigError: If it is invalid.
+    """
     from modelzoo_trainer.config.build import load_plans
-    from modelzoo_trainer.config.loader import read_file, to_yaml
-    from modelzoo_trainer.config.positions import DATA, to_plain
+    from modelzoo_trainer.config.positions import DATA
     from modelzoo_trainer.config.report import lacks_of
-    from modelzoo_trainer.config.shipped import shipped_names
 
     options = {"device": "cpu"}
-    plans = load_plans(path, shipped_names, mode=None, options=options, for_a_run=False)
-    lacks = [f"{one.kind} `{one.what}`" for one in lacks_of(plans) if one.kind != DATA]
-    if plans[0].method != "fit":
-        lacks = ["section `fit`"]
-    (folder / "lacks.json").write_text(json.dumps(lacks))
+    plans = load_plans(path, names, mode=None, options=options, for_a_run=False)
+    lacks = [] if plans[0].method == "fit" else ["section `fit`"]
+    lacks += [f"{one.kind} `{one.what}`" for one in lacks_of(plans) if one.kind != DATA]
+    if len(plans) > 1:
+        lacks.append("a rule for several trainers in one file")
+    return lacks, [plan.resolved["trainer"] for plan in plans]
+
+
+def prepare(path: Path, folder: Path) -> int:
+    """Check a file; write what it lacks to `checked.json`, and a scaled copy with its data."""
+    from modelzoo_trainer.config.loader import to_yaml
+    from modelzoo_trainer.config.shipped import shipped_names
+
+    lacks, trainers = checked(path, shipped_names)
+    model = trainers[0]["init"].get("model") or {}
+    name = model.get("name") or model.get("model_name") or next(iter(model), "")
+    (folder / "checked.json").write_text(json.dumps({"lacks": lacks, "model": name}))
     if not lacks:
-        trainer, loaders = scaled(to_plain(read_file(path))["trainer"], folder / "data")
+        trainer, loaders = scaled(trainers[0], folder / "data")
         (folder / "params.yaml").write_text(to_yaml({"trainer": trainer}))
         for loader in loaders:
             write_data(loader)
@@ -172,8 +188,9 @@ def _run(log: Path, function: Callable[..., int], *arguments: Any) -> int:
 def prove(path: Path, name: str, folder: Path) -> Row:
     """Return the row of a file; `folder` is an empty one for its runs."""
     begin = time.perf_counter()
-    model = _model_of(path)
     why, losses = _why_not(path, folder)
+    found = folder / "checked.json"
+    model = json.loads(found.read_text())["model"] if found.exists() else ""
     return Row(name, model, why, losses, time.perf_counter() - begin)
 
 
@@ -182,8 +199,7 @@ def _why_not(path: Path, folder: Path) -> tuple[str, tuple[float, float] | None]
     log = folder / "log.txt"
     if _run(log, prepare, path, folder):
         return _last_line(log, path, folder), None
-    lacks = json.loads((folder / "lacks.json").read_text())
-    if lacks:
+    if lacks := json.loads((folder / "checked.json").read_text())["lacks"]:
         return f"missing: {', '.join(lacks)}", None
     whole = folder / "whole"
     if code := _run(log, train, whole, None):
@@ -229,15 +245,6 @@ def _last_line(log: Path, path: Path, folder: Path) -> str:
     text = lines[-1] if lines else "no output"
     text = re.sub(rf"{re.escape(str(folder))}/?|{re.escape(str(path))}:?", "", text)
     return text.replace("|", "\\|")
-
-
-def _model_of(path: Path) -> str:
-    found = re.search(r"^ +(?:model_)?name: *\"?([\w/-]+)", _model_section(path), re.MULTILINE)
-    return found[1] if found else "none"
-
-
-def _model_section(path: Path) -> str:
-    return path.read_text().partition("model:")[2]
 
 
 def table(rows: Iterable[Row]) -> str:

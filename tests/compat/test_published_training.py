@@ -11,9 +11,6 @@ import pytest
 
 from benchmarks import published
 from benchmarks.published_scaling import LENGTH, STEPS, VOCABULARY, scaled
-from modelzoo_trainer.config.build import load_plans
-from modelzoo_trainer.config.positions import DATA
-from modelzoo_trainer.config.report import lacks_of
 from modelzoo_trainer.config.shipped import shipped_names
 from tests.compat.corpus_here import CORPUS
 
@@ -211,12 +208,7 @@ def test_the_page_has_every_file_and_the_reasons_of_a_check() -> None:
     assert rows.keys() == paths.keys()
     wrong = {}
     for name, path in paths.items():
-        plans = load_plans(
-            path, lambda: names, mode=None, options={"device": "cpu"}, for_a_run=False
-        )
-        lacks = {f"{one.kind} `{one.what}`" for one in lacks_of(plans) if one.kind != DATA}
-        if plans[0].method != "fit":
-            lacks = {"section `fit`"}
+        lacks = set(published.checked(path, lambda: names)[0])
         answer, why = rows[name]
         told = (
             set(why.removeprefix("missing: ").split(", ")) if why.startswith("missing") else set()
