@@ -15,7 +15,7 @@ class DecoderLayer(nn.Module):
     """Attention, then a feed-forward network, both with pre-normalization and a residual.
 
     h = h + attention(norm(h));  h = h + ffn(norm(h))
-
+    With sandwich norms: h = h + norm(attention(norm(h)));  h = h + norm(ffn(norm(h)))
 
     `is_windowed`: whether its attention has the sliding window.
     """
@@ -29,10 +29,15 @@ class DecoderLayer(nn.Module):
         size, epsilon = settings.hidden_size, settings.layer_norm_epsilon
         self.attention_norm = make_norm(settings.norm_type, size, epsilon)
         self.attention = Attention(settings, is_windowed=is_windowed)
+        self.attention_post_norm: nn.Module | None = None
         self.ffn_norm = make_norm(settings.norm_type, size, epsilon)
         self.ffn = FeedForward(
             size, settings.filter_size, settings.nonlinearity, settings.use_ffn_bias
         )
+        self.ffn_post_norm: nn.Module | None = None
+        if settings.norm_first_sandwich:
+            self.attention_post_norm = make_norm(settings.norm_type, size, epsilon)
+            self.ffn_post_norm = make_norm(settings.norm_type, size, epsilon)
         self.dropout = nn.Dropout(settings.dropout_rate)
 
     def draw(self, start: DecoderInitializers) -> None:
@@ -49,9 +54,14 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, context: Context, factor: Tensor | None = None) -> Tensor:
         """Return the states after this layer, of the same shape; `factor`: of its scores."""
-        attended = self.attention(self.attention_norm(hidden), context, factor)
-        hidden = hidden + self.dropout(attended)
-        output: Tensor = hidden + self.dropout(self.ffn(self.ffn_norm(hidden)))
+        attended = self.dropout(self.attention(self.attention_norm(hidden), context, factor))
+        if self.attention_post_norm is not None:
+            attended = self.attention_post_norm(attended)
+        hidden = hidden + attended
+        widened = self.dropout(self.ffn(self.ffn_norm(hidden)))
+        if self.ffn_post_norm is not None:
+            widened = self.ffn_post_norm(widened)
+        output: Tensor = hidden + widened
         return output
 
 

@@ -3,7 +3,7 @@
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from dataclasses import dataclass
 
-from modelzoo_trainer.constraints import checked
+from modelzoo_trainer.constraints import FinitePositiveFloat, NonNegativeSize, Size, checked
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.masks import WindowPattern
@@ -17,6 +17,17 @@ class Gpt2Settings(DecoderSettings):
     Args:
         embedding_layer_norm: Whether embeddings are normalized.
         alibi_trainable_slopes: Whether the slopes of `alibi` are trained, from random values.
+        attention_inner_dim: Sum of the sizes of all heads, a multiple of `num_heads`; default:
+            `hidden_size`.
+        attention_logit_softcapping: Bound c of the scores of attention, > 0: c * tanh(scores / c),
+            before biases of positions and masks. Needs several float32 tensors of heads x length
+            x length per sequence and layer.
+        final_logit_softcapping: The same bound of the logits.
+        norm_first_sandwich: Whether the outputs of attention and of the feed-forward network are
+            normalized too, before they are added.
+        output_logits_scale: Without muP, factor on the logits.
+        position_embedding_offset: For `learned`: row of the first position in the table, which has
+            that many rows more; `position_ids` of a batch are used without it.
         scale_qk_dot_by_layer_idx: Whether products of layer i, from 0, are divided by i + 1.
         sliding_window_every_other_decoder_layer: Whether only every other layer has the sliding
             window.
@@ -26,6 +37,12 @@ class Gpt2Settings(DecoderSettings):
 
     embedding_layer_norm: bool = False
     alibi_trainable_slopes: bool = False
+    attention_inner_dim: Size | None = None
+    attention_logit_softcapping: FinitePositiveFloat | None = None
+    final_logit_softcapping: FinitePositiveFloat | None = None
+    norm_first_sandwich: bool = False
+    output_logits_scale: float | None = None
+    position_embedding_offset: NonNegativeSize = 0
     scale_qk_dot_by_layer_idx: bool = False
     sliding_window_every_other_decoder_layer: bool = False
     sliding_window_every_other_decoder_layer_pattern: WindowPattern | None = None

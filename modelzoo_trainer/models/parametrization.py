@@ -130,8 +130,11 @@ def attention_scale(settings: DecoderSettings) -> float:
 
 
 def logits_scale(settings: DecoderSettings) -> float:
-    """Return the factor on the logits; 1 without muP."""
-    alpha = (settings.output_logits_alpha or 1.0) if settings.uses_mup else 1.0
+    """Return the factor on the logits."""
+    if not settings.uses_mup:
+        scale = settings.output_logits_scale
+        return 1.0 if scale is None else float(scale)
+    alpha = settings.output_logits_alpha or 1.0
     power = 1.0 if settings.scale_output_logits_by_d else 0.5
     return float(alpha / _width_ratio(settings) ** power)
 

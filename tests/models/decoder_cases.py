@@ -9,9 +9,32 @@ _GROUPED: Final = {
     "attention_module": "multiquery_attention",
     "extra_attention_params": {"num_kv_groups": 2},
 }
+GEMMA2: Final[dict[str, Any]] = {
+    **_GROUPED,
+    "attention_inner_dim": 24,
+    "attention_logit_softcapping": 2.0,
+    "attention_sliding_window_length": 4,
+    "embeddings_scale": 32**0.5,
+    "final_logit_softcapping": 3.0,
+    "layer_norm_epsilon": 1e-6,
+    "nonlinearity": "geglu",
+    "norm_first_sandwich": True,
+    "norm_type": "rmsnorm",
+    "position_embedding_type": "rotary",
+    "rotary_dim": 6,
+    "sliding_window_every_other_decoder_layer": True,
+    "use_ffn_bias": False,
+    "use_ffn_bias_in_attention": False,
+    "use_projection_bias_in_attention": False,
+}
 CASES: Final[dict[str, tuple[type[Decoder], dict[str, Any]]]] = {
     "gpt2": (Gpt2, {}),
     "gptj": (GptJ, {"use_ffn_bias": True, "share_embedding_weights": False}),
+    "gemma2": (Gpt2, GEMMA2),
+    "softcap, alibi": (
+        Gpt2,
+        {"attention_logit_softcapping": 2.0, "position_embedding_type": "alibi"},
+    ),
     "falcon": (GptJ, {"use_untied_layer_norm": True, "rotary_dim": 8, **_GROUPED}),
 }
 """Class and settings by the name of a test; sizes: heads of 8, 4 of them."""
