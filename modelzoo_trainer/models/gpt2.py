@@ -3,7 +3,13 @@
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from dataclasses import dataclass
 
-from modelzoo_trainer.constraints import FinitePositiveFloat, NonNegativeSize, Size, checked
+from modelzoo_trainer.constraints import (
+    FinitePositiveFloat,
+    NonNegativeSize,
+    PositiveFloat,
+    Size,
+    checked,
+)
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.masks import WindowPattern
@@ -16,6 +22,7 @@ class Gpt2Settings(DecoderSettings):
 
     Args:
         embedding_layer_norm: Whether embeddings are normalized.
+        output_logits_scale: Without muP, factor on the logits; null = 1.
         alibi_trainable_slopes: Whether the slopes of `alibi` are trained, from random values.
         attention_inner_dim: Sum of the sizes of all heads, a multiple of `num_heads`; default:
             `hidden_size`.
@@ -25,7 +32,6 @@ class Gpt2Settings(DecoderSettings):
         final_logit_softcapping: The same bound of the logits.
         norm_first_sandwich: Whether the outputs of attention and of the feed-forward network are
             normalized too, before they are added.
-        output_logits_scale: Without muP, factor on the logits.
         position_embedding_offset: For `learned`: row of the first position in the table, which has
             that many rows more; `position_ids` of a batch are used without it.
         scale_qk_dot_by_layer_idx: Whether products of layer i, from 0, are divided by i + 1.
@@ -36,12 +42,12 @@ class Gpt2Settings(DecoderSettings):
     """
 
     embedding_layer_norm: bool = False
+    output_logits_scale: PositiveFloat | None = None
     alibi_trainable_slopes: bool = False
     attention_inner_dim: Size | None = None
     attention_logit_softcapping: FinitePositiveFloat | None = None
     final_logit_softcapping: FinitePositiveFloat | None = None
     norm_first_sandwich: bool = False
-    output_logits_scale: float | None = None
     position_embedding_offset: NonNegativeSize = 0
     scale_qk_dot_by_layer_idx: bool = False
     sliding_window_every_other_decoder_layer: bool = False
@@ -51,7 +57,7 @@ class Gpt2Settings(DecoderSettings):
 class Gpt2(Gpt2Settings, Decoder):
     """Decoder of the GPT-2 class: learned positions, LayerNorm, GELU and biases by default.
 
-    GPT-3, Llama, Mistral and others are this class with other settings; no name changes a default.
+    GPT-3, Llama, Mixtral and others are this class with other settings; no name changes a default.
     """
 
     SETTINGS = Gpt2Settings

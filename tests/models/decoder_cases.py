@@ -27,6 +27,7 @@ GEMMA2: Final[dict[str, Any]] = {
     "use_ffn_bias_in_attention": False,
     "use_projection_bias_in_attention": False,
 }
+_EXPERTS: Final = {"moe": {"num_experts": 3, "top_k": 2}}
 CASES: Final[dict[str, tuple[type[Decoder], dict[str, Any]]]] = {
     "gpt2": (Gpt2, {}),
     "gptj": (GptJ, {"use_ffn_bias": True, "share_embedding_weights": False}),
@@ -35,6 +36,7 @@ CASES: Final[dict[str, tuple[type[Decoder], dict[str, Any]]]] = {
         Gpt2,
         {"attention_logit_softcapping": 2.0, "position_embedding_type": "alibi"},
     ),
+    "experts, sandwich": (Gpt2, {"norm_first_sandwich": True, "norm_type": "rmsnorm", **_EXPERTS}),
     "falcon": (GptJ, {"use_untied_layer_norm": True, "rotary_dim": 8, **_GROUPED}),
 }
 """Class and settings by the name of a test; sizes: heads of 8, 4 of them."""

@@ -97,14 +97,6 @@ def test_branches_are_normalized_after_dropout() -> None:
     assert shares == pytest.approx([0.5, 0.5], abs=0.1)
 
 
-def test_a_factor_on_the_logits_acts_without_mup_only_and_the_model_says_so() -> None:
-    assert torch.equal(make(output_logits_scale=0.5).logits(IDS), make().logits(IDS) * 0.5)
-    mup: dict[str, Any] = {"mup_base_hidden_size": 16, "mup_base_filter_size": 32}
-    with pytest.warns(UserWarning, match=r"output_logits_scale \(0.5\) has no effect with muP"):
-        scaled = make(output_logits_scale=0.5, **mup)
-    assert torch.equal(scaled.logits(IDS), make(**mup).logits(IDS))
-
-
 def test_the_first_position_may_have_a_later_row_of_the_table() -> None:
     model, plain = make(position_embedding_offset=2), make()
     state = model.state_dict()

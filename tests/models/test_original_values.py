@@ -15,7 +15,18 @@ from modelzoo_trainer.models.registry import model_class
 
 NAMES = ["gpt2", "gptj"]
 OF_GPT2 = [
-    *("bloom", "btlm", "gemma2", "gpt3", "jais", "llama", "mistral", "santacoder", "starcoder")
+    *(
+        "bloom",
+        "btlm",
+        "gemma2",
+        "gpt3",
+        "jais",
+        "llama",
+        "mistral",
+        "mixtral",
+        "santacoder",
+        "starcoder",
+    )
 ]
 SIZES: dict[str, Any] = {  # (2 * layers) ** -0.5 is 1 / 2
     "vocab_size": 256,
@@ -239,6 +250,8 @@ DEFAULTS: dict[str, Any] = {
     "filter_size": 3072,
     "nonlinearity": "gelu",
     "use_ffn_bias": True,
+    "moe": None,
+    "moe_params": None,  # another name of the former
     "use_bias_in_output": False,
     "initializer_range": 0.02,
     "embedding_initializer": None,
@@ -283,12 +296,12 @@ GPTJ_DEFAULTS: dict[str, Any] = {
     "scale_qk_dot_by_d": False,
 }
 ONLY_GPT2 = {
+    "output_logits_scale",
     "embedding_layer_norm",
     "attention_inner_dim",
     "attention_logit_softcapping",
     "final_logit_softcapping",
     "norm_first_sandwich",
-    "output_logits_scale",
     "position_embedding_offset",
     "alibi_trainable_slopes",
     "scale_qk_dot_by_layer_idx",
