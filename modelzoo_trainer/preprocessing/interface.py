@@ -41,7 +41,7 @@ class Document(NamedTuple):
     """Row in the file; in a file of lines the byte, after decompression, at which it starts."""
     content: SemanticData
 
-    def hash(self, seed: int) -> int:
+    def hash(self, seed: int | str) -> int:
         """Return 64 bits that depend on the seed, the file and the number alone."""
         text = f"{seed}\0{self.file}\0{self.number}"
         digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
@@ -158,24 +158,11 @@ class Mode(Protocol):
         """
 
 
-class Unit(NamedTuple):
-    """A piece of an input file that one worker processes at a time; given by the input alone."""
-
-    number: int
-    """In the order of the input, from 0."""
-    file: int
-    """Index of the file."""
-    start: int
-    """First byte, row group or row."""
-    stop: int
-
-
 class Packed(NamedTuple):
     """What a worker returns for the documents of a unit in one stream."""
 
-    stream: int
     encoded: Tokens | Rows
-    documents: Array
+    places: Array
     """(documents,) int64: place of each document in the unit."""
     stats: Stats
 
