@@ -37,11 +37,19 @@ trainer:
       vocab_size: 8192
       hidden_size: 512
       max_position_embeddings: 64
-      num_hidden_layers: 8
+      position_embedding_type: rotary
       rotary_dim: 64
+      share_embedding_weights: false
+      num_hidden_layers: 8
+      norm_type: rmsnorm
+      dropout_rate: 0.0
       attention_dropout_rate: 0.0
       num_heads: 8
+      use_projection_bias_in_attention: false
+      use_ffn_bias_in_attention: false
       filter_size: 1408
+      nonlinearity: swiglu
+      use_ffn_bias: false
     optimizer: {AdamW: {learning_rate: 0.0001}}
     precision: {enabled: false, max_gradient_norm: 1.0}
     loop: {num_steps: 4, eval_frequency: null}

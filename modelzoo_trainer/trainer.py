@@ -75,6 +75,7 @@ from modelzoo_trainer.interceptors import (
     is_own_pair,
     parted,
 )
+from modelzoo_trainer.loading.dataset_info import check_model
 from modelzoo_trainer.loading.epochs import EpochIterator, as_loaders, one_loader, resolve_loader
 from modelzoo_trainer.loading.train_data import explain_empty_validation, validation_batches
 from modelzoo_trainer.loggers.logger import Logger
@@ -614,8 +615,10 @@ class Trainer(InterceptableMethods):
             self.hooks.on_enter_validate(self, stack, val_dataloader, loop)
             self.load_checkpoint(ckpt_path)
             self.call(loop.on_start_hook, self.model, val_dataloader, loop)
+            loader = resolve_loader(val_dataloader, name)
+            check_model(loader, self.model)
             batches = validation_batches(
-                resolve_loader(val_dataloader, name),
+                loader,
                 self.backend,
                 self.global_step,
                 self.val_micro_batch_size,

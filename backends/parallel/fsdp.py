@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -12,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
 
 from ..blocks import find_blocks
-from ..errors import BackendError
+from ..errors import BackendError, suggest
 from .config import ParallelSettings, Sizes
 
 
@@ -22,8 +25,12 @@ def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: D
     The model is on the host, on the mesh's device, or on `meta`; blocks move to the device one by
     one. With several replicas, each shards its own copy.
 
+    With `param_dtype`, floating-point inputs of a block are cast to it: all of them, or only the
+    arguments of its forward that its attribute `cast_inputs` names, a tuple of strings.
+
     Raises:
-        BackendError: If no module has the class of a configured block.
+        BackendError: If no module has the class of a configured block, or a block names an
+            argument that its forward lacks.
     """
     if sizes.tensor > 1:
         # The output of a split layer is a view for autograd, with its own memory.
@@ -37,9 +44,53 @@ def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: D
     _check_shared(model, blocks)
     for block in blocks:
         if any(True for _ in block.parameters()):
-            fully_shard(block, mesh=own, mp_policy=policy, reshard_after_forward=is_freed)
+            chosen = choose_cast(block, policy)
+            fully_shard(block, mesh=own, mp_policy=chosen, reshard_after_forward=is_freed)
     # The root is needed again at once: do not free it between forward and backward pass.
     fully_shard(model, mesh=own, mp_policy=policy, reshard_after_forward=False)
+
+
+def choose_cast(block: Module, policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
+    """Return the policy of a block; if it names the inputs to cast, a hook casts these alone."""
+    dtype, names = policy.param_dtype, getattr(block, "cast_inputs", None)
+    if dtype is None or names is None:
+        return policy
+    known = list(inspect.signature(type(block).forward).parameters)[1:]
+    for name in names:
+        if name not in known:
+            raise BackendError(
+                f"{type(block).__name__}.cast_inputs: {name!r} is not an argument of "
+                f"its forward. {suggest(name, known)}"
+            )
+    block.register_forward_pre_hook(_CastNamed(dtype, names, known), with_kwargs=True)
+    return replace(policy, cast_forward_inputs=False)
+
+
+class _CastNamed:
+    """Cast the named arguments of a forward pass; a pre-hook."""
+
+    def __init__(self, dtype: torch.dtype, names: tuple[str, ...], known: list[str]) -> None:
+        self.dtype = dtype
+        self.names = names
+        self.places = {known.index(name) for name in names}
+
+    def __call__(
+        self, _: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (
+            tuple(
+                self._cast(value) if place in self.places else value
+                for place, value in enumerate(args)
+            ),
+            {
+                name: self._cast(value) if name in self.names else value
+                for name, value in kwargs.items()
+            },
+        )
+
+    def _cast(self, value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self.dtype) if is_float else value
 
 
 def _check_shared(model: Module, blocks: list[Module]) -> None:

@@ -15,6 +15,7 @@ from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, Stat
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
 from modelzoo_trainer.loading.dataset_info import (
+    check_model,
     warn_of_changes,
     warn_of_new_layout,
     warn_of_other_workers,
@@ -62,9 +63,10 @@ class DataLoaderCallback(CoreCallback):
         (forward passes since the start), `parts` (micro-batches of the next batch consumed),
         `loader` (the loader's own state; of several processes, `loader_0` and so on), `offset`
         (items of the epoch that all processes have consumed), `num_shards`, `per_batch` and
-        `draw_size` (what these items are), `passed_over` (skipped batches), `facts` (sizes of the
-        data), `ends_epoch` (whether the end hook of the previous epoch is still due), and within
-        a step `window`: its start.
+        `draw_size` (what these items are), `samples_per_epoch` (only of a stream whose epochs
+        follow each other, see `data/stream.py`), `passed_over` (skipped batches), `facts` (sizes
+        of the data), `ends_epoch` (whether the end hook of the previous epoch is still due), and
+        within a step `window`: its start.
     """
 
     micro_batch_size: int | None = None
@@ -148,6 +150,8 @@ class DataLoaderCallback(CoreCallback):
                     self.epoch + 1,
                 )
         self._skip_epochs()
+        assert self._data is not None  # set in on_enter_fit
+        check_model(self._data.loader, trainer.model)
 
     # ---- batches
 
@@ -432,7 +436,7 @@ class DataLoaderCallback(CoreCallback):
         self.skipped |= before if is_used else set()
 
     def _adopt_layout(self, data: TrainData | None) -> None:
-        """Convert the position of a checkpoint to this number of processes."""
+        """Convert the position of a checkpoint to this number of processes and batch size."""
         if data is None:
             return
         layout = data.layout()
@@ -452,6 +456,8 @@ class DataLoaderCallback(CoreCallback):
             divides_itself=data.divides_itself,
         )
         self.skipped = set()
+        if moved.batch_idx and not position.batch_idx:  # of a stream: that epoch is not over here
+            self.owes_epoch_end = False
         self._go_to(moved)
         end = data.end(moved.layout.first)
         if end is not None and moved.offset and moved.batch_idx >= end:

@@ -107,9 +107,13 @@ class StreamSampler(Sampler[int]):
             return max(1, self.num_samples // self.batch_size)
         return -(-self.num_samples // self.batch_size)
 
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples of the stream in an epoch of training, without padding rows."""
+        return self.num_batches * self.batch_size if self.carries else self.num_samples
+
     def __len__(self) -> int:
-        whole = self.carries or self.pads
-        return self.num_batches * self.batch_size if whole else self.num_samples
+        return self.num_batches * self.batch_size if self.pads else self.samples_per_epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch."""
@@ -126,19 +130,6 @@ class StreamSampler(Sampler[int]):
     def order(self, epoch: int) -> Stream:
         """Return all indices of an epoch of training, computed as they are sliced."""
         return Stream(self, epoch)
-
-    def position(self, epoch: int, batch_idx: int) -> int:
-        """Return the samples of the stream before a batch of an epoch."""
-        if self.carries:
-            return (epoch * self.num_batches + batch_idx) * self.batch_size
-        return epoch * self.num_samples + min(batch_idx * self.batch_size, self.num_samples)
-
-    def place_of(self, position: int) -> tuple[int, int]:
-        """Return (epoch, batch_idx) of the batch that has this position of the stream."""
-        if self.carries:
-            return divmod(position // self.batch_size, self.num_batches)
-        epoch, left = divmod(position, self.num_samples)
-        return epoch, left // self.batch_size
 
     @property
     def checksum(self) -> int:
@@ -216,9 +207,9 @@ class Stream:
 
     def __init__(self, sampler: StreamSampler, epoch: int) -> None:
         self._sampler = sampler
-        self._start = sampler.position(epoch, 0)
+        self._num_real = sampler.samples_per_epoch
+        self._start = epoch * self._num_real
         self._length = len(sampler)
-        self._num_real = self._length if sampler.carries else sampler.num_samples
 
     def __len__(self) -> int:
         return self._length

@@ -6,7 +6,10 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
+from torch.utils.data import Subset
+
 from modelzoo_trainer.callback import Batch
+from modelzoo_trainer.data.stream import stream_sampler
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.epochs import known_length
 from modelzoo_trainer.loading.position import Position
@@ -17,6 +20,8 @@ _WORDS: Final = {
     "num_samples": "{} samples",
     "batch_size": "batches of {}",
     "num_batches": "{} batches per epoch",
+    "fingerprint": "data with checksum {:08x}",
+    "order": "an order of samples with checksum {:08x}",
 }
 
 
@@ -25,13 +30,18 @@ def facts_of(
 ) -> dict[str, int]:
     """Return the sizes of the data, where the loader has them.
 
+    A dataset whose files may change has an integer `fingerprint` of their names, sizes and rows.
+
     `num_batches` is per epoch over all ranks, `draws_per_batch` the loader's draws in each.
     """
-    size = size_of_draws(loader)
+    size, stream = size_of_draws(loader), stream_sampler(loader)
+    dataset = getattr(loader, "dataset", None)
     facts = {
-        "num_samples": known_length(getattr(loader, "dataset", None)),
+        "num_samples": known_length(dataset),
         "batch_size": None if size is None else size * draws_per_batch,
         "num_batches": num_batches,
+        "fingerprint": getattr(dataset, "fingerprint", None),
+        "order": None if stream is None else stream.checksum,
     }
     return {name: value for name, value in facts.items() if type(value) is int}
 
@@ -40,6 +50,23 @@ def size_of_draws(loader: Iterable[Batch]) -> int | None:
     """Return the number of samples per draw of the loader, if known."""
     size = getattr(loader, "batch_size", None)
     return size if type(size) is int else None
+
+
+def check_model(loader: Iterable[Batch], model: Any) -> None:
+    """Let the dataset compare its samples with the limits of the model.
+
+    A dataset with a method `check_model(vocab_size, max_position_embeddings)` is called with these
+    attributes of the model, None where it has none. It raises a ConfigError if its samples do not
+    fit, and may keep the limits to check what it loads later.
+    """
+    dataset = getattr(loader, "dataset", None)
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    check = getattr(dataset, "check_model", None)
+    if check is None:
+        return
+    limits = (getattr(model, name, None) for name in ("vocab_size", "max_position_embeddings"))
+    check(*(limit if type(limit) is int else None for limit in limits))
 
 
 def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
@@ -80,22 +107,29 @@ def warn_of_new_layout(
     loses_state: bool,
     divides_itself: bool,
 ) -> None:
-    """Log the effects of resuming with another number of ranks.
+    """Log the effects of resuming with another number of ranks, or another batch size in a stream.
 
     `skipped`: batches that the checkpoint excludes from training. `loses_state`: whether it has
     states of loaders. `divides_itself`: whether each rank's loader yields its own part of the data.
     """
     was, num = before.layout.num_shards, now.layout.num_shards
+    kind, user_words, old, new = "data shards", "processes", was, num
+    if was == num:  # a stream
+        kind = user_words = "samples per batch"
+        old, new = before.layout.size or 0, now.layout.size or 0
     log.info(
-        "The checkpoint was saved with %d data shards, this run has %d: epoch %d continues with "
-        "batch %d.",
-        was,
-        num,
+        "The checkpoint was saved with %d %s, this run has %d: epoch %d continues with batch %d.",
+        old,
+        kind,
+        new,
         now.epoch + 1,
         now.batch_idx,
     )
-    num_again = (before.num_samples or 0) - (now.num_samples or 0)
-    if before.num_samples and now.num_samples is not None and num_again:
+    at, to = before.num_samples, now.num_samples
+    if before.in_stream is not None and now.in_stream is not None:
+        at, to = before.in_stream, now.in_stream
+    num_again = (at or 0) - (to or 0)
+    if at and to is not None and num_again:
         log.warning(
             "The resumed run may differ: the batch size has changed, so %d samples of epoch %d "
             "are trained on again. Use the old batch size to avoid this.",
@@ -104,12 +138,14 @@ def warn_of_new_layout(
         )
     if skipped:
         log.warning(
-            "The checkpoint was saved with %d data shards, this run has %d, so batch numbers have "
-            "changed: the %d batches that the checkpoint excludes will be trained on. Use the same "
-            "number of processes to skip them.",
-            was,
-            num,
+            "The checkpoint was saved with %d %s, this run has %d, so batch numbers have changed: "
+            "the %d batches that the checkpoint excludes will be trained on. Use the same number "
+            "of %s to skip them.",
+            old,
+            kind,
+            new,
             len(skipped),
+            user_words,
         )
     if loses_state:
         log.warning(

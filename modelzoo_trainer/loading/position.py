@@ -36,17 +36,31 @@ class ShardLayout:
         size: Samples per draw; None = not known.
         first: Draws before batch 0, less than `per_batch`; not 0 in an epoch that was started with
             another number of ranks.
+        samples_per_epoch: Samples of an epoch, if epochs follow each other in one stream
+            (`StreamSampler`), so that positions of all epochs can be compared; else None.
     """
 
     num_shards: int = 1
     per_batch: int = 1
     size: int | None = None
     first: int = 0
+    samples_per_epoch: int | None = None
 
     def is_like(self, other: ShardLayout) -> bool:
         """Return whether equal batch numbers mean the same batch."""
+        if self.is_stream and other.is_stream and self._of_stream != other._of_stream:
+            return False
         mine, others = (self.num_shards, self.per_batch), (other.num_shards, other.per_batch)
         return mine == others
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether epochs follow each other in one stream, of draws of a known size."""
+        return bool(self.samples_per_epoch and self.size)
+
+    @property
+    def _of_stream(self) -> tuple[int | None, int | None]:
+        return self.size, self.samples_per_epoch
 
 
 class Position(NamedTuple):
@@ -78,10 +92,17 @@ class Position(NamedTuple):
         """Samples of the epoch consumed on all ranks; None = not known."""
         return None if self.layout.size is None else self.offset * self.layout.size
 
+    @property
+    def in_stream(self) -> int | None:
+        """Samples consumed since the start, if epochs follow each other in one stream."""
+        size = self.layout.samples_per_epoch
+        num = self.num_samples
+        return None if size is None or num is None else self.epoch * size + min(num, size)
+
     def state(self, index: int) -> dict[str, Any]:
         """Return the checkpoint entry; `index` is the data shard read by this rank."""
         layout = self.layout
-        return {
+        state = {
             "epoch": self.epoch,
             "batch_idx": self.batch_idx,
             "num_batches": self.num_batches,
@@ -92,6 +113,9 @@ class Position(NamedTuple):
             "per_batch": layout.per_batch,
             "draw_size": layout.size,
         }
+        if layout.samples_per_epoch is not None:
+            state["samples_per_epoch"] = layout.samples_per_epoch
+        return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], index: int) -> Position:
@@ -110,6 +134,7 @@ class Position(NamedTuple):
                 per_batch=per_batch,
                 size=whole_number(state, "draw_size", None),
                 first=whole_number(state, "offset", batch_idx * per_batch) - batch_idx * per_batch,
+                samples_per_epoch=whole_number(state, "samples_per_epoch", None),
             ),
         )
 
@@ -136,17 +161,21 @@ class Position(NamedTuple):
         return self._replace(epoch=epoch, batch_idx=idx, parts=0, loader=loader, layout=layout)
 
     def in_layout(self, layout: ShardLayout) -> Position:
-        """Convert the position to another number of ranks, between two batches.
+        """Convert the position to another number of ranks or batch size, between two batches.
 
         Only the loader state common to all ranks, that of its sampler, is kept. If the size of
         draws has changed, as many samples are skipped, rounded down to whole draws; the remaining
-        samples are trained on again.
+        samples are trained on again. In a stream, samples of all epochs count.
         """
-        before, offset = self.layout, self.offset
-        if before.size and layout.size:
+        before, offset, epoch = self.layout, self.offset, self.epoch
+        if self.in_stream is not None and layout.samples_per_epoch and layout.size:
+            epoch, num = divmod(self.in_stream, layout.samples_per_epoch)
+            offset = num // layout.size
+        elif before.size and layout.size:
             offset = offset * before.size // layout.size
         batch_idx, first = divmod(offset, layout.per_batch)
         return self._replace(
+            epoch=epoch,
             batch_idx=batch_idx,
             parts=0,
             loader=_common_to_all(self.loader),

@@ -11,9 +11,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.data.batches import batch_size_of
+from modelzoo_trainer.data.stream import StreamSampler, stream_sampler
 from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loading.dataset_info import check_position, facts_of, size_of_draws
+from modelzoo_trainer.loading.dataset_info import (
+    check_position,
+    facts_of,
+    size_of_draws,
+)
 from modelzoo_trainer.loading.epochs import (
     EpochIterator,
     StartedEpoch,
@@ -91,6 +96,8 @@ class TrainData:
         self._split = split_of(self.loader, self.shard, name)
         if self._split is None and type(self.loader) is DataLoader:
             self._warn_of_own_sampler(self.loader)
+        if name == _TRAINING and self.stream is not None:
+            _log_rest(self.stream)
 
     @property
     def divides_itself(self) -> bool:
@@ -107,6 +114,11 @@ class TrainData:
                 self._name,
             )
 
+    @property
+    def stream(self) -> StreamSampler | None:
+        """The loader's sampler if its epochs follow each other in one stream."""
+        return stream_sampler(self.loader)
+
     def layout(self) -> ShardLayout:
         """Return the meaning of batch numbers."""
         num = self.shard[1]
@@ -114,6 +126,7 @@ class TrainData:
             num_shards=num,
             per_batch=num if self._split is None else self._split.per_batch,
             size=size_of_draws(self.loader),
+            samples_per_epoch=None if self.stream is None else self.stream.samples_per_epoch,
         )
 
     def length(self, first: int = 0) -> int | None:
@@ -278,6 +291,21 @@ class TrainData:
             self._source.close()
 
 
+def _log_rest(stream: StreamSampler) -> None:
+    """Log that an epoch of training is shorter than one of the data, or longer."""
+    num, whole = stream.samples_per_epoch, stream.num_samples
+    if num != whole:
+        log.info(
+            "%s: an epoch is %d batches of %d, so %d samples; the data have %d. Epochs follow each "
+            "other without a gap: what is left of the data comes first in the next epoch.",
+            _TRAINING,
+            stream.num_batches,
+            stream.batch_size,
+            num,
+            whole,
+        )
+
+
 def validation_batches(
     loader: Iterable[Batch],
     backend: Backend,
@@ -289,7 +317,7 @@ def validation_batches(
     """Return the batches of a validation on this rank.
 
     Args:
-        loader: The dataloader.
+        loader: The dataloader. With a `StreamSampler`, epoch 0 of it.
         backend: Has the data shard of this rank.
         number: Seed of a random order; equal on all ranks.
         micro_batch_size: Samples per micro-batch; None = no splitting.
@@ -300,6 +328,9 @@ def validation_batches(
         ConfigError: If ranks cannot divide it.
     """
     begun: Iterable[Batch] | StartedEpoch = loader
+    if stream_sampler(loader) is not None:  # the same rows at any step, with any number of ranks
+        number = 0
+        set_epoch_of(loader, number)
     if backend.comm.data_shard[1] > 1:
         data = TrainData(loader, limit, backend, name)
         seeds = EpochSeeds.of(backend, number).of_validation()

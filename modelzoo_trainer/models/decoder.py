@@ -1,30 +1,32 @@
-"""Decoder-only transformer; `gpt2`, `gpt3` and `llama` differ only in its defaults.
+"""Decoder-only transformer: what the classes `Gpt2` and `GptJ` have in common.
 
 Dimension letters: B batch, T positions, H hidden size, V vocabulary size.
 
     tokens -> embedding (+ learned positions) -> layers -> norm -> logits
-    layer:  h = h + attention(norm(h));  h = h + ffn(norm(h))
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from modelzoo_trainer.constraints import NonNegative, NonNegativeSize, Size, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.attention import Attention
+from modelzoo_trainer.models.decoder_layers import DecoderLayer, reset_plain
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
-from modelzoo_trainer.models.feed_forward import GATED, FeedForward, make_norm
+from modelzoo_trainer.models.feed_forward import GATED, make_norm
 from modelzoo_trainer.models.freezing import in_evaluation_mode
 from modelzoo_trainer.models.initializers import Initializer
-from modelzoo_trainer.models.language_loss import language_loss, token_accuracy
+from modelzoo_trainer.models.language_loss import (
+    language_loss,
+    token_accuracy,
+    validation_means,
+)
 from modelzoo_trainer.models.parametrization import (
-    DecoderInitializers,
     LrAdjustmentGroup,
     logits_scale,
     lr_adjustment_groups,
@@ -32,53 +34,15 @@ from modelzoo_trainer.models.parametrization import (
 )
 
 
-class DecoderLayer(nn.Module):
-    """Attention, then a feed-forward network, both with pre-normalization and a residual."""
-
-    def __init__(self, settings: DecoderSettings) -> None:
-        super().__init__()
-        size, epsilon = settings.hidden_size, settings.layer_norm_epsilon
-        self.attention_norm = make_norm(settings.norm_type, size, epsilon)
-        self.attention = Attention(settings)
-        self.ffn_norm = make_norm(settings.norm_type, size, epsilon)
-        self.ffn = FeedForward(
-            size, settings.filter_size, settings.nonlinearity, settings.use_ffn_bias
-        )
-        self.dropout = nn.Dropout(settings.dropout_rate)
-
-    def draw(self, start: DecoderInitializers) -> None:
-        """Initialize the projections; reset norms and biases."""
-        for projection in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj):
-            start.projection(projection.weight)
-        for widening in (self.ffn.up_proj, self.ffn.gate_proj):
-            if widening is not None:
-                start.ffn_input(widening.weight)
-        start.attention_output(self.attention.o_proj.weight)
-        start.ffn_output(self.ffn.down_proj.weight)
-        for module in self.modules():
-            _reset_plain(module)
-
-    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Return the states after this layer, of the same shape."""
-        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), angles))
-        output: Tensor = hidden + self.dropout(self.ffn(self.ffn_norm(hidden)))
-        return output
-
-
 def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
     initializer(module.weight)
 
 
-def _reset_plain(module: nn.Module) -> None:
-    """Initialize parameters that need no random numbers: norms and biases of projections."""
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        module.reset_parameters()
-    elif isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
-
-
 class Decoder(DecoderSettings, nn.Module):
-    """Decoder-only language model; the constructor's arguments are those of `DecoderSettings`."""
+    """Decoder-only language model; a class adds its settings, which are constructor arguments."""
+
+    SETTINGS: ClassVar[type[DecoderSettings]] = DecoderSettings
+    """The constructor's arguments without the model."""
 
     token_embeddings: nn.Embedding
     lm_head: nn.Linear
@@ -108,8 +72,9 @@ class Decoder(DecoderSettings, nn.Module):
         Raises:
             ConfigError: As the constructor.
         """
-        defaults = {field.name: field.default for field in fields(cls)}
-        settings = DecoderSettings(**(defaults | arguments))  # type: ignore[arg-type]  # as given
+        cls.refuse_both_names([key for key, one in arguments.items() if one is not None])
+        defaults = {field.name: field.default for field in fields(cls) if field.init}
+        settings = cls.SETTINGS(**(defaults | arguments))  # type: ignore[arg-type]  # as given
         make_initializers(settings)
 
     def _build(self) -> None:
@@ -122,11 +87,14 @@ class Decoder(DecoderSettings, nn.Module):
         if self.embedding_layer_norm:
             self.embedding_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
         self.embedding_dropout = nn.Dropout(self.dropout_rate if rate is None else rate)
-        self.layers = nn.ModuleList(DecoderLayer(self) for _ in range(self.num_hidden_layers))
+        self.layers = nn.ModuleList(self._make_layer() for _ in range(self.num_hidden_layers))
         self.final_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
         self.lm_head = nn.Linear(size, self.vocab_size, bias=self.use_bias_in_output)
         self._rotary = self.rotary()
         self._logits_scale = logits_scale(self)
+
+    def _make_layer(self) -> DecoderLayer:
+        return DecoderLayer(self)
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:
@@ -170,8 +138,8 @@ class Decoder(DecoderSettings, nn.Module):
             yield layer, partial(layer.draw, start)
         for norm in (self.embedding_norm, self.final_norm):
             if norm is not None:
-                yield norm, partial(_reset_plain, norm)
-        yield self.lm_head, partial(_reset_plain, self.lm_head)
+                yield norm, partial(reset_plain, norm)
+        yield self.lm_head, partial(reset_plain, self.lm_head)
         if not self.share_embedding_weights:
             yield self.lm_head, partial(_draw, self.lm_head, start.lm_head)
 
@@ -180,10 +148,12 @@ class Decoder(DecoderSettings, nn.Module):
 
         Args:
             batch: `input_ids`, `labels` and, if some positions do not count for the loss,
-                `attention_mask` with 1 for those that count. Attention itself is only causal.
+                `attention_mask` with the weight of each, 0 for those that do not. Attention
+                itself is only causal.
 
         Returns:
-            `loss`, `logits`, `num_items`; in eval mode also `accuracy`.
+            `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
+            loss `ModelEvalMetrics` also logs `lm_perplexity`.
 
         Shapes:
             In batch: (B, T) integer, T at most `max_position_embeddings`.
@@ -211,6 +181,14 @@ class Decoder(DecoderSettings, nn.Module):
             outputs["accuracy"] = token_accuracy(logits, labels, attention_mask)
         return outputs
 
+    def validation_means(
+        self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return the metrics that `ModelEvalMetrics` averages over tokens, with their weights."""
+        return validation_means(
+            outputs, batch, loss_scaling=self.loss_scaling, loss_weight=self.loss_weight
+        )
+
     def logits(self, input_ids: Tensor) -> Tensor:
         """Return the logits of the next token at every position.
 
@@ -231,7 +209,8 @@ class Decoder(DecoderSettings, nn.Module):
         if self.embeddings_scale != 1:
             hidden = hidden * self.embeddings_scale
         hidden = self.embedding_dropout(hidden)
-        angles = None if self._rotary is None else self._rotary.angles(length, device)
+        positions = torch.arange(length, device=device)
+        angles = None if self._rotary is None else self._rotary.angles(positions)
         for layer in self.layers:
             hidden = layer(hidden, angles)
         scores: Tensor = self.lm_head(self.final_norm(hidden))

@@ -1,20 +1,26 @@
-"""Settings of a decoder, with the names of Cerebras configurations."""
+"""Settings that all decoders have, with the names of Cerebras configurations.
+
+`gpt2.Gpt2Settings` and `gptj.GptJSettings` add those of one class, and change defaults.
+"""
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 from modelzoo_trainer.constraints import AtLeastOne, Count, Fraction, PositiveFloat, Size, checked
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 from modelzoo_trainer.models.initializers import InitializerSetting
-from modelzoo_trainer.models.rotary import Rotary, ScalingType
+from modelzoo_trainer.models.rotary import Rotary
+from modelzoo_trainer.models.rotary_scaling import ScalingType, read_scaling
 
 
 @checked()
 @dataclass(eq=False, repr=False, kw_only=True)
 class DecoderSettings:
-    """Settings of a decoder; the defaults are those of the smallest GPT-2.
+    """Settings of a decoder; a class with other defaults declares the field again.
 
     Args:
         vocab_size: Vocabulary size.
@@ -23,17 +29,22 @@ class DecoderSettings:
         position_embedding_type: `learned`, `rotary`, or null for none.
         rotary_dim: Rotated dimensions per head, even; default: a quarter of the head.
         rope_theta: Base of the rotary wavelengths, > 0.
-        pos_scaling_type: How rotary positions are scaled; see `Rotary`.
-        pos_scaling_factor: Scaling factor, >= 1.
-        pos_scaling_extra_args: For `llama3`: `low_freq_factor`, `high_freq_factor`,
-            `original_max_position_embeddings`.
+        pos_scaling_type: How rotary positions are scaled to a longer context; `YaRN` = `yarn`.
+        pos_scaling_factor: Ratio of the context to that of pre-training, >= 1; not for `longrope`.
+        pos_scaling_extra_args: Of `llama3`: `low_freq_factor` (default 1), `high_freq_factor` (4),
+            `original_max_position_embeddings` (8192). Of `yarn`: `original_max_position_embeddings`
+            (required), `beta_fast` (32), `beta_slow` (1), `extrapolation_factor` (1), `mscale_a`
+            (0.1), `mscale_b` (1), `truncate` (true). Of `longrope`:
+            `original_max_position_embeddings`, `long_factor`, `short_factor` (lists of
+            `rotary_dim` / 2 numbers; all required), `long_mscale`, `short_mscale`,
+            `attention_factor`.
         share_embedding_weights: Whether the output layer shares the weights of the embedding.
-        embedding_layer_norm: Whether embeddings are normalized.
         num_hidden_layers: Number of layers.
         norm_type: Type of all normalization layers.
         layer_norm_epsilon: Added to variances, > 0.
         dropout_rate: Dropout after attention and feed-forward, before the residual addition.
-        embedding_dropout_rate: Dropout of embeddings; default: `dropout_rate`.
+        embedding_dropout_rate: Dropout of embeddings; null = `dropout_rate`.
+        embd_pdrop: Another name of `embedding_dropout_rate`.
         attention_dropout_rate: Dropout of attention weights; null = `dropout_rate`.
         num_heads: Number of attention heads.
         attention_type: Whether query-key products are divided by the root of the head dimension.
@@ -88,14 +99,14 @@ class DecoderSettings:
     rope_theta: PositiveFloat = 10000.0
     pos_scaling_type: ScalingType = "linear"
     pos_scaling_factor: AtLeastOne = 1.0
-    pos_scaling_extra_args: dict[str, float] | None = None
+    pos_scaling_extra_args: dict[str, bool | float | list[float]] | None = None
     share_embedding_weights: bool = True
-    embedding_layer_norm: bool = False
     num_hidden_layers: Count = 12
     norm_type: NormType = "layernorm"
     layer_norm_epsilon: float = 1e-5
     dropout_rate: Fraction = 0.1
     embedding_dropout_rate: Fraction | None = None
+    embd_pdrop: Fraction | None = None
     attention_dropout_rate: Fraction | None = 0.1
     num_heads: Size = 12
     attention_type: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
@@ -128,6 +139,15 @@ class DecoderSettings:
     fold_rope_consts: bool = False
     mixed_precision: bool | None = None
     fp16_type: str | None = None
+    # Only `Gpt2Settings` makes these arguments; their features are in the shared code.
+    embedding_layer_norm: bool = field(default=False, init=False)
+
+    ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"embd_pdrop": "embedding_dropout_rate"}
+    )
+    """Further names of settings; null = not given."""
+    initializer_rules: ClassVar[Literal["gpt2", "gptj"]] = "gpt2"
+    """How initializers that are not given follow from others: see `parametrization`."""
 
     @property
     def head_dim(self) -> int:
@@ -155,18 +175,46 @@ class DecoderSettings:
         """Return the angles of rotary positions, if positions are rotary."""
         if self.position_embedding_type != "rotary":
             return None
-        extra = dict(self.pos_scaling_extra_args or {})
-        if "original_max_position_embeddings" in extra:
-            extra["original_length"] = extra.pop("original_max_position_embeddings")
-        return Rotary(
+        scaling = read_scaling(
+            self.pos_scaling_type,
+            self.pos_scaling_factor,
+            self.pos_scaling_extra_args or {},
             rotary_dim=self.turning_dim,
             theta=self.rope_theta,
-            scaling_type=self.pos_scaling_type,
-            scaling_factor=self.pos_scaling_factor,
-            **extra,  # type: ignore[arg-type]  # lengths are numbers like the others
+            max_length=self.max_position_embeddings,
         )
+        return Rotary(rotary_dim=self.turning_dim, theta=self.rope_theta, scaling=scaling)
 
     def __post_init__(self) -> None:
+        self._apply_aliases()
+        self._check()
+
+    @classmethod
+    def refuse_both_names(cls, given: Collection[str]) -> None:
+        """Refuse a setting that is given under two names.
+
+        `given`: names of the arguments that are given and not null.
+
+        Raises:
+            ConfigError: With both names.
+        """
+        for alias, name in cls.ALIASES.items():
+            if alias in given and name in given:
+                raise ConfigError(
+                    f"{alias} and {name} are both given, but are the same setting. Keep {name}."
+                )
+
+    def _apply_aliases(self) -> None:
+        defaults = {one.name: one.default for one in fields(self)}
+        names = {*self.ALIASES, *self.ALIASES.values()}
+        self.refuse_both_names([one for one in names if getattr(self, one) != defaults[one]])
+        for alias, name in self.ALIASES.items():
+            if getattr(self, alias) is not None:
+                setattr(self, name, getattr(self, alias))
+                setattr(self, alias, None)
+
+    def _check(self) -> None:
+        """Refuse settings that contradict each other; a class with more of them extends it."""
         self._check_heads()
         self._check_positions()
         if (self.mup_base_hidden_size is None) != (self.mup_base_filter_size is None):
@@ -204,8 +252,14 @@ class DecoderSettings:
                 f"rotary_dim is {dim}{unset}; it must be even, at least 2 and at most "
                 f"{self.head_dim} (hidden_size / num_heads)."
             )
-        known = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        _check_keys("pos_scaling_extra_args", self.pos_scaling_extra_args or {}, known)
+        is_scaled = self.pos_scaling_type != "linear" or self.pos_scaling_extra_args
+        if self.position_embedding_type != "rotary" and is_scaled:
+            raise ConfigError(
+                f"pos_scaling_type {self.pos_scaling_type!r} with pos_scaling_extra_args "
+                f"{self.pos_scaling_extra_args} requires position_embedding_type: rotary, which is "
+                f"{self.position_embedding_type}. Set it, or remove both."
+            )
+        self.rotary()
 
 
 def _check_keys(argument: str, given: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -68,6 +68,11 @@ GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
 )
 
 
+def activation_of(nonlinearity: Nonlinearity) -> Callable[[Tensor], Tensor]:
+    """Return the function; a gated one applies it to the second projection only."""
+    return GATED.get(nonlinearity) or _PLAIN[nonlinearity]
+
+
 class FeedForward(nn.Module):
     """Plain or gated feed-forward network; a gated one multiplies by a second projection.
 
@@ -83,7 +88,7 @@ class FeedForward(nn.Module):
         if nonlinearity in GATED:
             self.gate_proj = nn.Linear(hidden_size, filter_size, bias=use_bias)
         self.down_proj = nn.Linear(filter_size, hidden_size, bias=use_bias)
-        self.activation = GATED.get(nonlinearity) or _PLAIN[nonlinearity]
+        self.activation = activation_of(nonlinearity)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed states, of the same shape."""

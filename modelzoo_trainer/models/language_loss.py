@@ -3,7 +3,8 @@
 Dimension letters: B batch, T positions, V vocabulary size.
 """
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ def language_loss(
 ) -> tuple[Tensor, Tensor | int]:
     """Return the loss and the number of items that it is averaged over.
 
-    `attention_mask`: 1 where a position counts, 0 where not; None = all count. `loss_scaling`: mean
-    over counted tokens, or sum divided by the number of sequences.
+    `attention_mask`: the weight of each position, 0 where it does not count; None = all are 1.
+    `loss_scaling`: weighted mean over tokens, or weighted sum divided by the number of sequences.
 
     Shapes:
         logits: (B, T, V) floating. labels, attention_mask: (B, T) integer.
@@ -45,7 +46,7 @@ def language_loss(
 
 
 def token_accuracy(logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Return the fraction of counted tokens whose logit is the largest.
+    """Return the fraction of tokens, by weight, whose label has the largest logit.
 
     Shapes:
         As for `language_loss`. Returns: (), float32.
@@ -59,5 +60,38 @@ def token_accuracy(logits: Tensor, labels: Tensor, attention_mask: Tensor | None
 def _masked(values: Tensor, attention_mask: Tensor | None) -> Tensor:
     if attention_mask is None:
         return values
-    # A product would keep non-finite values: 0 * nan is nan.
-    return values.where(attention_mask.flatten() != 0, 0.0)
+    weights = attention_mask.flatten()
+    # The product alone would keep non-finite values: 0 * nan is nan.
+    return values.where(weights != 0, 0.0) * weights
+
+
+def validation_means(
+    outputs: Mapping[str, Any],
+    batch: Mapping[str, Tensor],
+    *,
+    loss_scaling: LossScaling,
+    loss_weight: float,
+) -> dict[str, tuple[Tensor, Tensor | int, Callable[[Tensor], Tensor] | None]]:
+    """Return the metrics that are means over the tokens of a validation; see `ModelEvalMetrics`.
+
+    These are `accuracy`, and `lm_perplexity` = exp(mean cross entropy), which is derived from the
+    loss. Without `accuracy` in the output, none.
+
+    Shapes:
+        Values and weights: (), or an int.
+    """
+    if "accuracy" not in outputs:
+        return {}
+    loss: Tensor = outputs["loss"].detach()
+    num_items, attention_mask = outputs["num_items"], batch.get("attention_mask")
+    num_tokens: Tensor | int = batch["labels"].numel()
+    if attention_mask is not None:
+        num_tokens = attention_mask.sum(dtype=torch.float32)
+    found: dict[str, tuple[Tensor, Tensor | int, Callable[[Tensor], Tensor] | None]] = {}
+    found["accuracy"] = (outputs["accuracy"], num_tokens, None)
+    if loss_scaling == "batch_size":
+        if loss_weight == 0:  # the cross entropy is unknown
+            return found
+        at_least_one = num_tokens.clamp(min=1) if isinstance(num_tokens, Tensor) else num_tokens
+        loss = loss * num_items / loss_weight / at_least_one
+    return found | {"lm_perplexity": (loss, num_tokens, torch.exp)}

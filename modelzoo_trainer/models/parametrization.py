@@ -11,10 +11,15 @@ wide one. With m = hidden_size / mup_base_hidden_size and f the same ratio of fi
 
 As in the Model Zoo, muP scales both outputs from the default initializer, not from `initializer`,
 unless they have their own; `output_layer_initializer` then applies to attention only.
+
+The GPT-J class has rules of its own: a given initializer is used unchanged, with muP too, only the
+default one is scaled; the feed-forward layers follow `output_layer_initializer`, not `initializer`;
+and without muP the outputs have no factor for depth.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.initializers import (
@@ -52,18 +57,38 @@ def make_initializers(settings: DecoderSettings) -> DecoderInitializers:
     Raises:
         ConfigError: If one is unknown, or muP cannot scale it.
     """
-    default = truncated_normal(settings.initializer_range)
 
     def read(argument: str, setting: InitializerSetting | None) -> Initializer | None:
         return None if setting is None else read_initializer(argument, setting)
 
-    embedding = read("embedding_initializer", settings.embedding_initializer)
-    projection = read("initializer", settings.initializer)
-    ffn_input = read("ffn_initializer", settings.ffn_initializer) or projection
-    output = read("output_layer_initializer", settings.output_layer_initializer)
-    ffn_output = read("ffn_output_layer_initializer", settings.ffn_output_layer_initializer)
+    given = _Given(
+        embedding=read("embedding_initializer", settings.embedding_initializer),
+        projection=read("initializer", settings.initializer),
+        ffn_input=read("ffn_initializer", settings.ffn_initializer),
+        output=read("output_layer_initializer", settings.output_layer_initializer),
+        ffn_output=read("ffn_output_layer_initializer", settings.ffn_output_layer_initializer),
+    )
+    if settings.initializer_rules == "gptj":
+        return _of_gptj(settings, given)
+    return _of_gpt2(settings, given)
+
+
+class _Given(NamedTuple):
+    """The initializers in the settings; None where there is none."""
+
+    embedding: Initializer | None
+    projection: Initializer | None
+    ffn_input: Initializer | None
+    output: Initializer | None
+    ffn_output: Initializer | None
+
+
+def _of_gpt2(settings: DecoderSettings, given: _Given) -> DecoderInitializers:
+    default = truncated_normal(settings.initializer_range)
     depth = (2 * settings.num_hidden_layers) ** -0.5
     width, filter_width = _width_ratio(settings), _filter_ratio(settings)
+    projection, output, ffn_output = given.projection, given.output, given.ffn_output
+    ffn_input = given.ffn_input or projection
     if settings.uses_mup:
         output = (output or default).scaled(depth).scaled(width**-0.5)
         ffn_output = (ffn_output or default).scaled(depth).scaled(filter_width**-0.5)
@@ -71,11 +96,26 @@ def make_initializers(settings: DecoderSettings) -> DecoderInitializers:
         ffn_output = ffn_output or output or ffn_input or default.scaled(depth)
         output = output or projection or default.scaled(depth)
     return DecoderInitializers(
-        embedding=embedding or default,
+        embedding=given.embedding or default,
         projection=(projection or default).scaled(width**-0.5),
         ffn_input=(ffn_input or default).scaled(width**-0.5),
         attention_output=output,
         ffn_output=ffn_output,
+        lm_head=normal(settings.initializer_range),
+    )
+
+
+def _of_gptj(settings: DecoderSettings, given: _Given) -> DecoderInitializers:
+    default = truncated_normal(settings.initializer_range)
+    narrower = default.scaled(_width_ratio(settings) ** -0.5)
+    depth = (2 * settings.num_hidden_layers) ** -0.5 if settings.uses_mup else 1.0
+    ffn_output = default.scaled(depth).scaled(_filter_ratio(settings) ** -0.5)
+    return DecoderInitializers(
+        embedding=given.embedding or default,
+        projection=given.projection or narrower,
+        ffn_input=given.ffn_input or given.output or narrower,
+        attention_output=given.output or narrower.scaled(depth),
+        ffn_output=given.ffn_output or given.output or ffn_output,
         lm_head=normal(settings.initializer_range),
     )
 
@@ -99,7 +139,8 @@ def logits_scale(settings: DecoderSettings) -> float:
 def lr_adjustment_groups(settings: DecoderSettings) -> Mapping[str, LrAdjustmentGroup]:
     """Return the groups of parameters whose learning rate muP adjusts.
 
-    `embedding` and `decoder_kernel` (all of the following) can be set by the user.
+    The user can set `embedding` and, except in the GPT-J class, `decoder_kernel` (all of the
+    following).
     """
     attention = ("*layers.*.attention.*_proj.weight",)
     ffn_input = ("*layers.*.ffn.up_proj.weight", "*layers.*.ffn.gate_proj.weight")
@@ -109,9 +150,10 @@ def lr_adjustment_groups(settings: DecoderSettings) -> Mapping[str, LrAdjustment
     def group(patterns: tuple[str, ...], scale: float = 1.0) -> LrAdjustmentGroup:
         return LrAdjustmentGroup(param_filter_patterns=patterns, scale=scale)
 
-    return {
-        "embedding": group(("*_embeddings.weight",)),
-        "decoder_kernel": group(attention + ffn_input + ffn_output),
+    groups = {"embedding": group(("*_embeddings.weight",))}
+    if settings.initializer_rules == "gpt2":
+        groups["decoder_kernel"] = group(attention + ffn_input + ffn_output)
+    return groups | {
         "decoder_attention": group(attention, by_width),
         "decoder_input_ffn": group(ffn_input, by_width),
         "decoder_output_ffn": group(ffn_output, by_filter),

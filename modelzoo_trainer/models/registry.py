@@ -9,12 +9,22 @@ from torch import nn
 
 from modelzoo_trainer.errors import ConfigError, suggest
 
+_GPT2: Final = "modelzoo_trainer.models.gpt2:Gpt2"
+_GPTJ: Final = "modelzoo_trainer.models.gptj:GptJ"
+
 MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
-        "gpt2": "modelzoo_trainer.models.decoder_names:Gpt2",
-        "gpt3": "modelzoo_trainer.models.decoder_names:Gpt2",
-        "llama": "modelzoo_trainer.models.decoder_names:Llama",
+        "gpt2": _GPT2,
+        "gemma2": _GPT2,
+        "gpt3": _GPT2,
+        "llama": _GPT2,
+        "mistral": _GPT2,
+        "santacoder": _GPT2,
+        "starcoder": _GPT2,
+        "gptj": _GPTJ,
+        "falcon": _GPTJ,
+        "gpt-neox": _GPTJ,
     }
 )
 """Name to `module:class`. The constructor of the class is the schema of the `model` section."""

@@ -1,17 +1,16 @@
 """Rotary position embedding (RoPE): rotates queries and keys by an angle proportional to position.
 
-Dimension letters: T positions, R rotary dimensions of a head, D head dimension.
+Dimension letters: B batch, T positions, R rotary dimensions of a head, D head dimension.
 Dimension k is paired with k + R/2 (the layout of the published Llama weights).
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-ScalingType = Literal["linear", "llama3"]
+from modelzoo_trainer.models.rotary_scaling import LinearScaling, Scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,48 +19,36 @@ class Rotary:
 
     rotary_dim: int  # number of rotated dimensions, even
     theta: float  # base of the wavelengths
-    # `linear` divides every position by `scaling_factor`; `llama3` stretches only the long
-    # wavelengths
-    scaling_type: ScalingType = "linear"
-    scaling_factor: float = 1.0  # ratio of the context length to that of pre-training, >= 1
-    # `llama3`: wavelengths above the original length over this are stretched fully
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = (
-        4.0  # `llama3`: those below the original length over this are unchanged
-    )
-    original_length: int = 8192  # `llama3`: the context length of pre-training
+    scaling: Scaling = field(default_factory=LinearScaling)  # default: none
 
-    def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of all positions.
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines of positions, times the magnitude of the scaling.
 
         They are computed on use: a buffer could be corrupted by a checkpoint, a cast or a move
         from the meta device.
 
         Shapes:
-            Returns: twice (T, R), float32.
+            positions: (T,), or (B, T) if sequences differ; integer.
+            Returns: twice (T, R) or (B, 1, T, R), float32: either broadcasts over heads.
         """
+        device = positions.device
         exponents = torch.arange(0, self.rotary_dim, 2, device=device, dtype=torch.float32)
         frequencies = torch.exp(exponents * (-math.log(self.theta) / self.rotary_dim))
-        positions = torch.arange(length, device=device, dtype=torch.float32)
-        angles = torch.outer(positions, self._scaled(frequencies))
+        frequencies = self.scaling.scaled(frequencies, self.theta)
+        angles = positions.float()[..., None] * frequencies
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
-
-    def _scaled(self, frequencies: Tensor) -> Tensor:
-        slow = frequencies / self.scaling_factor
-        if self.scaling_type == "linear":
-            return slow
-        turns = frequencies * (self.original_length / (2 * math.pi))
-        spread = self.high_freq_factor - self.low_freq_factor
-        share_kept = ((turns - self.low_freq_factor) / spread).clamp(0, 1)
-        return torch.lerp(slow, frequencies, share_kept)
+        if positions.dim() == 2:
+            angles = angles[:, None]
+        cosines, sines, factor = angles.cos(), angles.sin(), self.scaling.magnitude
+        return (cosines, sines) if factor == 1 else (cosines * factor, sines * factor)
 
 
 def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate the first R dimensions of every head by the angle of its position.
 
     Shapes:
-        states: (..., T, D), with D >= R. cosines, sines: (T, R). Returns: as states.
+        states: (..., T, D), with D >= R. cosines, sines: (T, R), or (B, 1, T, R) if states are
+        (B, N, T, D) with N heads. Returns: as states.
     """
     rotary_dim = cosines.shape[-1]
     turning = states[..., :rotary_dim]

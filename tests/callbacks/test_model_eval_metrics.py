@@ -4,6 +4,8 @@ from torch import nn
 
 from modelzoo_trainer import Callback
 from modelzoo_trainer.callbacks import ModelEvalMetrics
+from modelzoo_trainer.models.decoder_names import Gpt2
+from tests.distributed.perplexities import SETTINGS, direct, rows
 
 
 def test_an_output_without_dimensions_is_averaged_by_samples(make, history):
@@ -25,6 +27,28 @@ def test_items_weigh_where_the_model_counts_them(make, history, net):
     make(ModelEvalMetrics(), model=Counting).validate([threes, mixed])
     assert history.of("validate_0/accuracy") == [(0, (3 * 1.0 + 1 * 0.5) / 4)]
     assert history.of("validate_0/num_items") == []
+
+
+@pytest.mark.parametrize("scaling", [{}, {"loss_scaling": "batch_size", "loss_weight": 0.3}])
+def test_perplexity_and_accuracy_of_a_decoder_are_those_of_all_tokens(make, history, scaling):
+    data = rows(7)
+    batches = [{name: part[cut] for name, part in data.items()} for cut in (slice(3), slice(3, 7))]
+
+    trainer = make(ModelEvalMetrics(), model=lambda: Gpt2(**SETTINGS, **scaling))
+    trainer.validate(batches)
+
+    accuracy, perplexity = direct(trainer.model, data)
+    [(_, found)] = history.of("validate_0/lm_perplexity")
+    assert found == pytest.approx(perplexity, rel=1e-6)
+    [(_, found)] = history.of("validate_0/accuracy")
+    assert found == pytest.approx(accuracy, rel=1e-6)
+
+
+def test_without_a_known_cross_entropy_there_is_no_perplexity(make, history):
+    model = Gpt2(**SETTINGS, loss_scaling="batch_size", loss_weight=0.0)
+    make(ModelEvalMetrics(), model=model).validate([rows(2)])
+    assert history.of("validate_0/lm_perplexity") == []
+    assert len(history.of("validate_0/accuracy")) == 1
 
 
 def test_a_second_validation_begins_again(make, history):

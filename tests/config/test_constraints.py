@@ -24,7 +24,7 @@ from modelzoo_trainer.core.reproducibility import Reproducibility
 from modelzoo_trainer.data.digits import DigitsProcessor
 from modelzoo_trainer.data.synthetic import SyntheticProcessor
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.decoder_names import Gpt2, Llama
+from modelzoo_trainer.models.decoder_names import Gpt2
 from modelzoo_trainer.models.fc_mnist import FcMnist
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
 
@@ -109,8 +109,8 @@ CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
     (FcMnist, MLP, "dropout", 1.0, "a number in [0, 1)"),
     (FcMnist, MLP, "activation_fn", "rely", "Did you mean 'relu'?"),
     (Gpt2, SMALL, "vocab_size", 0, "an integer > 0"),
-    (Llama, SMALL, "num_hidden_layers", 1.5, "an integer in [1, 1000000000]"),
-    (Llama, SMALL, "norm_type", "rmsnrm", "Did you mean 'rmsnorm'?"),
+    (Gpt2, SMALL, "num_hidden_layers", 1.5, "an integer in [1, 1000000000]"),
+    (Gpt2, SMALL, "norm_type", "rmsnrm", "Did you mean 'rmsnorm'?"),
     (Gpt2, SMALL, "attention_dropout_rate", -0.1, "a number in [0, 1) or null"),
     (Gpt2, SMALL, "pos_scaling_factor", 0.5, "a number >= 1"),
     (DigitsProcessor, {"batch_size": 2}, "val_fraction", 1.0, "a number in (0, 1)"),

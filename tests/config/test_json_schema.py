@@ -279,9 +279,9 @@ def test_a_misspelt_key_is_refused_wherever_it_is(shipped, path):
 
 
 def test_a_key_of_the_format_that_is_not_supported_fits(shipped):
-    given = {"name": "llama", "attention_sliding_window_length": 8192, "moe": {"top_k": 2}}
+    given = {"name": "llama", "memory_tokens": {"num": 8}, "use_sink_token": True}
     assert complaints(shipped, {"trainer": {"init": {"model": given}}}) == []
-    given["attention_sliding_windw_length"] = 8192
+    given["memory_tokns"] = {"num": 8}
     assert complaints(shipped, {"trainer": {"init": {"model": given}}})
 
 

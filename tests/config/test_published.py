@@ -436,26 +436,26 @@ def llama(more, **options):
     return [str(note) for note in plan.notes]
 
 
-SINKS = "attention_sliding_window_length: 8192, attention_sink_tokens: 512"
+TOKENS = "memory_tokens: {num: 8}, attention_chunk_size: 512"
 
 
 def test_a_key_that_is_not_supported_is_known_to_a_check_and_refused_by_name_in_a_run():
-    window, sinks = llama(SINKS, for_a_run=False)
-    assert window.startswith("p.yaml:4:79: trainer.init.model.attention_sliding_window_length: ")
-    assert "valid, but cannot run here: " in window
-    assert "attention_sink_tokens: no effect" in sinks
+    memory, chunk = llama(TOKENS, for_a_run=False)
+    assert memory.startswith("p.yaml:4:79: trainer.init.model.memory_tokens: ")
+    assert "valid, but cannot run here: " in memory
+    assert "attention_chunk_size: no effect" in chunk
     with pytest.raises(ConfigError) as caught:
-        llama(SINKS)
+        llama(TOKENS)
     (line,) = str(caught.value).splitlines()
-    assert "attention_sliding_window_length: " in line
+    assert "memory_tokens: " in line
     assert "of llama, but this package does not support it" in line
 
 
 @pytest.mark.parametrize(
     "off",
     [
-        *("attention_sliding_window_length: null", "norm_first_sandwich: false"),
-        *("memory_tokens: {}", "cross_attention_layers: []", "position_embedding_offset: 0"),
+        *("fixed_sparse_attention: null", "use_sink_token: false", "memory_tokens: {}"),
+        *("cross_attention_layers: []", "num_extra_input_vocab_tokens: 0"),
     ],
 )
 def test_a_key_that_is_not_supported_runs_where_it_is_switched_off(off):
@@ -464,15 +464,16 @@ def test_a_key_that_is_not_supported_runs_where_it_is_switched_off(off):
 
 def test_a_key_that_is_not_supported_has_its_type_and_its_suggestion():
     with pytest.raises(ConfigError) as caught:
-        llama("attention_sliding_window_length: wide, attention_sink_tokns: 3")
+        llama("num_extra_input_vocab_tokens: many, use_sink_tokn: true")
     first, second = str(caught.value).splitlines()
-    assert "attention_sliding_window_length: expected an integer or null, got 'wide'" in first
-    assert "Did you mean 'attention_sink_tokens'?" in second
+    assert "num_extra_input_vocab_tokens: expected an integer, got 'many'" in first
+    assert "Did you mean 'use_sink_token'?" in second
 
 
-def test_what_is_inert_is_a_field_that_is_not_supported():
-    fields = published_fields("llama")
-    own = schema_of(model_class("llama")).parameters
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "fc_mnist"])
+def test_what_is_inert_is_a_field_that_is_not_supported(name):
+    fields = published_fields(name)
+    own = schema_of(model_class(name)).parameters
     inert = {key for key, one in fields.items() if one.is_inert}
     assert inert
     assert inert & own.keys() == set()

@@ -153,17 +153,6 @@ def test_the_last_batch_is_smaller_or_padded() -> None:
     assert len(sampler_of(pads=True)) == 8  # carried: nothing to fill
 
 
-@pytest.mark.parametrize("size", [3, 8, 23])
-def test_a_place_is_found_again_from_the_samples_before_it(sampler, size) -> None:
-    for epoch in (0, 2):
-        for idx in range(sampler.num_batches):
-            position = sampler.position(epoch, idx)
-            assert sampler.place_of(position) == (epoch, idx)
-            other = sampler_of(*sampler.members, size=size, carries=sampler.carries)
-            start = other.position(*other.place_of(position))
-            assert position - size < start <= position
-
-
 def test_the_checksum_is_of_the_stream() -> None:
     assert sampler_of().checksum == sampler_of(size=5).checksum
     others = [sampler_of(seed=6), sampler_of(shuffle=False), sampler_of(Member(0, 10, 9))]

@@ -11,26 +11,29 @@ from torch import nn
 from backends.deferred_init import materialize
 from backends.errors import BackendError
 from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.decoder_names import Gpt2, Llama
+from modelzoo_trainer.models.decoder_names import Gpt2
 from tests.distributed.engines import CPU, spread, whole
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_tensor_parallel import SETTINGS
+from tests.models.llama_settings import LLAMA
 
 META = {"parallel": {"shard": -1}, "sharding": {"meta_init": True}}
 
 
-def make(kind: type[Decoder], device: str) -> Decoder:
+def make(kind: type[Decoder], changes: dict[str, Any], device: str) -> Decoder:
     torch.manual_seed(3)
     with torch.device(device):
-        return kind(**SETTINGS)  # type: ignore[arg-type]  # of several types
+        return kind(**{**SETTINGS, **changes})  # type: ignore[arg-type]  # of several types
 
 
 def values(model: nn.Module) -> dict[str, list[float]]:
     return {name: whole(value).tolist() for name, value in model.state_dict().items()}
 
 
-def draw(rank: int, kind: type[Decoder], options: dict[str, Any]) -> tuple[Any, ...]:
-    model = make(kind, "meta")
+def draw(
+    rank: int, kind: type[Decoder], changes: dict[str, Any], options: dict[str, Any]
+) -> tuple[Any, ...]:
+    model = make(kind, changes, "meta")
     torch.manual_seed(3 + rank)  # that of the first process counts
     spread(model, options)
     after = torch.rand(()).item()
@@ -41,23 +44,23 @@ def draw(rank: int, kind: type[Decoder], options: dict[str, Any]) -> tuple[Any, 
 
 @pytest.mark.slow_cases("copies", "sharded", "split, sharded", "split", "uneven")
 @pytest.mark.parametrize(
-    ("num", "kind", "options"),
+    ("num", "kind", "changes", "options"),
     [
-        (2, Gpt2, META),
-        (3, Llama, META),
-        (2, Llama, {}),
-        (2, Gpt2, {"parallel": {"tensor": 2}}),
-        (4, Gpt2, META | {"parallel": {"shard": 2, "tensor": 2}}),
+        (2, Gpt2, {}, META),
+        (3, Gpt2, LLAMA, META),
+        (2, Gpt2, LLAMA, {}),
+        (2, Gpt2, {}, {"parallel": {"tensor": 2}}),
+        (4, Gpt2, {}, META | {"parallel": {"shard": 2, "tensor": 2}}),
     ],
     ids=["sharded", "uneven", "copies", "split", "split, sharded"],
 )
 def test_a_decoder_starts_as_if_it_were_built_on_one_host(
-    num: int, kind: type[Decoder], options: dict[str, Any]
+    num: int, kind: type[Decoder], changes: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    built = make(kind, "cpu")
+    built = make(kind, changes, "cpu")
     expected = values(built), torch.rand(()).item(), built.share_embedding_weights
 
-    assert run_ranks(num, draw, kind, options) == [expected] * num
+    assert run_ranks(num, draw, kind, changes, options) == [expected] * num
 
 
 class Usual(nn.Module):

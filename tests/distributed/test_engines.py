@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from backends.blocks import CompileOptions, checkpoint_activations
 from backends.errors import BackendError
 from backends.parallel.apply import accumulating
+from backends.parallel.fsdp import choose_cast
+from modelzoo_trainer.models.decoder_names import Llama
 from tests.distributed.engines import PLAN, data, make_net, spread, train, train_parallel
 from tests.distributed.ranks import run_ranks
 
@@ -245,6 +247,76 @@ def types_of(rank: int, options: dict[str, Any]) -> tuple[str, str]:
     grad = model.head.weight.grad
     assert grad is not None
     return str(seen[0]), str(grad.dtype)
+
+
+class Scaled(nn.Module):
+    """Two inputs of floating-point numbers, of which `cast_inputs` may name one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, hidden: Tensor, factors: tuple[Tensor, int], shift: Tensor) -> Tensor:
+        self.seen = [hidden.dtype, factors[0].dtype, shift.dtype]
+        return self.up(hidden) * factors[0] + shift
+
+
+class Choosy(Scaled):
+    cast_inputs = ("hidden", "shift")
+
+
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Scaled(), Choosy()])
+
+    def forward(self, values: Tensor) -> Tensor:
+        for layer in self.layers:
+            values = layer(values.float(), (torch.ones(4), 1), shift=torch.ones(4))
+        return values.sum()
+
+
+def inputs_of(rank: int) -> list[list[str]]:
+    sharding = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+    model = Scaling()
+    spread(model, SHARD | {"sharding": sharding})[0](torch.ones(2, 4)).backward()
+    seen = [layer.seen for layer in model.layers]
+    decoder = Llama(
+        vocab_size=8,
+        hidden_size=8,
+        num_heads=2,
+        num_hidden_layers=1,
+        filter_size=8,
+        max_position_embeddings=4,
+        position_embedding_type="rotary",
+        rotary_dim=4,
+    )
+    spread(decoder, SHARD | {"sharding": sharding})
+    turning: list[torch.dtype] = []
+
+    def see(_: nn.Module, args: tuple[Any, ...]) -> None:
+        turning.extend([args[0].dtype, args[1][0].dtype])
+
+    decoder.layers[0].attention.register_forward_pre_hook(see)
+    decoder({"input_ids": torch.ones(2, 4).long(), "labels": torch.ones(2, 4).long()})
+    return [[str(dtype).removeprefix("torch.") for dtype in one] for one in (*seen, turning)]
+
+
+@pytest.mark.slow
+def test_a_block_chooses_which_of_its_inputs_are_cast() -> None:
+    half, full = "bfloat16", "float32"
+    expected = [[half] * 3, [half, full, half], [half, full]]
+    assert run_ranks(2, inputs_of) == [expected] * 2
+
+
+def test_an_input_to_cast_that_the_block_lacks_is_refused() -> None:
+    block = Scaled()
+    block.cast_inputs = ("hiden",)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    with pytest.raises(BackendError, match=r"Scaled\.cast_inputs .*'hiden'.* 'hidden'"):
+        choose_cast(block, policy)
+    assert choose_cast(block, MixedPrecisionPolicy()) == MixedPrecisionPolicy()
 
 
 @pytest.mark.slow

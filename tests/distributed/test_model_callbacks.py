@@ -16,6 +16,7 @@ from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.callbacks.lora import Lora
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm
+from tests.distributed.perplexities import validate
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import WIDTH, Net, samples
 
@@ -126,3 +127,11 @@ def test_adapters_of_two_processes_are_those_of_one(tmp_path, engine):
     [alone] = run_ranks(1, fit, tmp_path / "alone", adapting, {"batch_size": 4})
     both = run_ranks(2, fit, tmp_path / "both", adapting, options)
     close(both[0]["weights"], alone["weights"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"loss_scaling": "batch_size", "loss_weight": 0.3}])
+def test_the_perplexity_of_two_processes_is_that_of_all_tokens(tmp_path, changes):
+    # 7 rows, one per process and batch: one process has a padding batch at the end
+    found, other = run_ranks(2, validate, tmp_path, 1, changes)
+    assert found[:2] == pytest.approx(found[2:], rel=1e-6)
+    assert other == found[2:]

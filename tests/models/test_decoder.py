@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.decoder_names import Gpt2, Llama
+from modelzoo_trainer.models.decoder_names import Gpt2
+from tests.models.llama_settings import LLAMA
 
 VOCAB, LENGTH = 50, 12
 
@@ -50,10 +51,11 @@ VARIANTS = pytest.mark.parametrize(
         (Gpt2, {"position_embedding_type": "rotary", "rotary_dim": 4}),
         (Gpt2, {"position_embedding_type": None, "embedding_layer_norm": True}),
         (Gpt2, {"nonlinearity": "squared_relu", "norm_type": "biasless-layernorm"}),
-        (Llama, {}),
+        (Gpt2, LLAMA),
         (
-            Llama,
+            Gpt2,
             {
+                **LLAMA,
                 "attention_module": "multiquery_attention",
                 "extra_attention_params": {"num_kv_groups": 2},
                 "pos_scaling_type": "llama3",
@@ -139,9 +141,9 @@ def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(
     assert (moved.lm_head.weight is moved.token_embeddings.weight) == moved.share_embedding_weights
 
 
-@pytest.mark.parametrize("kind", [Gpt2, Llama])
-def test_the_first_loss_is_that_of_guessing(kind: type[Decoder]) -> None:
-    model = make(kind, vocab_size=1000, initializer_range=0.02)
+@pytest.mark.parametrize("changes", [{}, LLAMA])
+def test_the_first_loss_is_that_of_guessing(changes: dict[str, Any]) -> None:
+    model = make(**{**changes, "vocab_size": 1000, "initializer_range": 0.02})
     batch = {key: torch.randint(1000, (8, LENGTH)) for key in ("input_ids", "labels")}
 
     loss = model(batch)["loss"].item()
@@ -239,14 +241,14 @@ def test_the_projections_that_add_to_the_residual_start_smaller_with_depth() -> 
     assert layer.ffn.down_proj.bias.abs().max() == 0
 
 
-def test_the_llama_defaults_have_no_bias_anywhere() -> None:
-    names = [name for name, _ in make(Llama).named_parameters()]
+def test_a_llama_has_no_bias_anywhere() -> None:
+    names = [name for name, _ in make(**LLAMA).named_parameters()]
 
     assert [name for name in names if "bias" in name] == []
 
 
 def test_bfloat16_autocast_gives_a_float32_loss() -> None:
-    model = make(Llama)
+    model = make(**LLAMA)
 
     with torch.autocast("cpu", torch.bfloat16):
         outputs = model(batch_of())
@@ -345,7 +347,7 @@ def test_generate_refuses_an_empty_beginning() -> None:
 def test_the_module_can_be_copied_and_loaded_back() -> None:
     import copy
 
-    model = make(Llama)
+    model = make(**LLAMA)
     twin = copy.deepcopy(model)
     nn.init.zeros_(twin.lm_head.weight)
     twin.load_state_dict(model.state_dict())

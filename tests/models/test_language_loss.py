@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from modelzoo_trainer.models.language_loss import language_loss, token_accuracy
+from modelzoo_trainer.models.language_loss import LossScaling, language_loss, token_accuracy
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(4, 6, 11, generator=GENERATOR)
@@ -29,6 +29,25 @@ def test_with_a_mask_it_is_the_mean_over_the_tokens_that_count() -> None:
     assert num_items.item() == MASK.sum().item()
 
 
+@pytest.mark.parametrize("loss_scaling", ["num_tokens", "batch_size"])
+def test_weights_above_one_count_as_often(loss_scaling: LossScaling) -> None:
+    weights = MASK.clone()
+    weights[1, :3], weights[2, 0] = 3, 2
+
+    loss, num_items = language_loss(LOGITS, LABELS, weights, loss_scaling=loss_scaling)
+
+    repeats = weights.flatten().long()
+    repeated = (
+        LOGITS.flatten(0, 1).repeat_interleave(repeats, dim=0),
+        LABELS.flatten().long().repeat_interleave(repeats),
+    )
+    expected = functional.cross_entropy(*repeated, reduction="sum") / num_items
+    torch.testing.assert_close(loss, expected)
+    assert num_items == (repeats.sum() if loss_scaling == "num_tokens" else 4)
+    hits = (repeated[0].argmax(dim=-1) == repeated[1]).float().mean()
+    torch.testing.assert_close(token_accuracy(LOGITS, LABELS, weights), hits)
+
+
 def test_by_batch_size_it_is_the_weighted_sum_over_the_number_of_sequences() -> None:
     loss, num_items = language_loss(
         LOGITS, LABELS, MASK, loss_scaling="batch_size", loss_weight=0.5
@@ -44,7 +63,7 @@ def test_by_batch_size_it_is_the_weighted_sum_over_the_number_of_sequences() -> 
 def test_what_does_not_count_may_be_anything() -> None:
     logits = LOGITS.clone()
     logits[0, 0] = float("nan")
-    mask = torch.ones(4, 6, dtype=torch.int32)
+    mask = torch.full((4, 6), 2, dtype=torch.int32)
     mask[0, 0] = 0
     logits.requires_grad_()
 

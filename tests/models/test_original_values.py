@@ -13,7 +13,8 @@ from torch import Tensor
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.registry import model_class
 
-NAMES = ["gpt2", "gpt3", "llama"]
+NAMES = ["gpt2", "gptj"]
+OF_GPT2 = ["gemma2", "gpt3", "llama", "mistral", "santacoder", "starcoder"]
 SIZES: dict[str, Any] = {  # (2 * layers) ** -0.5 is 1 / 2
     "vocab_size": 256,
     "hidden_size": 128,
@@ -85,6 +86,49 @@ STARTS: dict[str, tuple[dict[str, Any], list[float]]] = {
     ),
 }
 
+# The same of the GPT-J class: no factor of depth without muP, and none on what is given.
+GPTJ_STARTS: dict[str, tuple[dict[str, Any], list[float]]] = {
+    "nothing": ({}, [0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02]),
+    "initializer_range": ({"initializer_range": 0.08}, [0.08] * 7),
+    "embedding_initializer": (
+        {"embedding_initializer": cut(0.3)},
+        [0.3, 0.3, 0.02, 0.02, 0.02, 0.02, 0.02],
+    ),
+    "initializer": ({"initializer": cut(0.3)}, [0.02, 0.02, 0.3, 0.02, 0.02, 0.02, 0.02]),
+    "attention_initializer": (
+        {"attention_initializer": cut(0.3)},
+        [0.02, 0.02, 0.3, 0.02, 0.02, 0.02, 0.02],
+    ),
+    "output_layer_initializer": (
+        {"output_layer_initializer": cut(0.3)},
+        [0.02, 0.02, 0.02, 0.3, 0.3, 0.3, 0.3],
+    ),
+    "ffn_initializer": ({"ffn_initializer": cut(0.3)}, [0.02] * 4 + [0.3, 0.3, 0.02]),
+    "ffn_output_layer_initializer": (
+        {"ffn_output_layer_initializer": cut(0.3)},
+        [0.02] * 6 + [0.3],
+    ),
+    "all": (
+        {
+            "initializer": cut(0.3),
+            "output_layer_initializer": cut(0.4),
+            "ffn_initializer": cut(0.5),
+            "ffn_output_layer_initializer": cut(0.6),
+        },
+        [0.02, 0.02, 0.3, 0.4, 0.5, 0.5, 0.6],
+    ),
+    "muP": (MUP, [0.02, 0.02, 0.01, 0.005, 0.01, 0.01, 0.005]),
+    "muP, initializer and output_layer_initializer": (  # as params_gptj_6B_muP.yaml
+        {**MUP, "initializer": cut(1.0), "output_layer_initializer": cut(0.0714)},
+        [0.02, 0.02, 1.0, 0.0714, 0.0714, 0.0714, 0.0714],
+    ),
+    "muP, ffn_initializer": (
+        {**MUP, "ffn_initializer": cut(0.08)},
+        [0.02, 0.02, 0.01, 0.005, 0.08, 0.08, 0.005],
+    ),
+}
+CASES = [("gpt2", case) for case in STARTS] + [("gptj", case) for case in GPTJ_STARTS]
+
 
 def make(name: str, **settings: Any) -> Decoder:
     torch.manual_seed(0)
@@ -112,12 +156,11 @@ def weights_of(model: Decoder) -> dict[str, Tensor]:
     return {kind: joined(weights) for kind, weights in zip(KINDS, found, strict=True)}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("case", STARTS)
+@pytest.mark.parametrize(("name", "case"), CASES)
 def test_every_weight_starts_with_the_deviation_that_it_has_in_the_original(
     name: str, case: str
 ) -> None:
-    settings, expected = STARTS[case]
+    settings, expected = (STARTS if name == "gpt2" else GPTJ_STARTS)[case]
     weights = weights_of(make(name, **settings))
 
     stds = [weight.std().item() / KEPT for weight in weights.values()]
@@ -149,7 +192,7 @@ def test_biases_start_at_zero_and_norms_at_one(name: str) -> None:
     }
 
     assert {n: v for n, v in starts.items() if v != ({1.0} if "norm.w" in n else {0.0})} == {}
-    assert len(starts) >= 2 * 9 + 2
+    assert len(starts) >= 2 * (9 if name == "gpt2" else 7) + 2
 
 
 # ---- defaults
@@ -171,6 +214,7 @@ DEFAULTS: dict[str, Any] = {
     "layer_norm_epsilon": 1e-5,
     "dropout_rate": 0.1,
     "embedding_dropout_rate": None,
+    "embd_pdrop": None,  # another name of the former
     "attention_dropout_rate": 0.1,
     "num_heads": 12,
     "attention_type": "scaled_dot_product",
@@ -199,23 +243,6 @@ DEFAULTS: dict[str, Any] = {
     "loss_weight": 1.0,
     "compute_eval_metrics": True,
 }
-# In the original the name `llama` changes no default; all published files give these.
-LLAMA_DIFFERS: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "max_position_embeddings": 4096,
-    "position_embedding_type": "rotary",
-    "share_embedding_weights": False,
-    "num_hidden_layers": 32,
-    "norm_type": "rmsnorm",
-    "dropout_rate": 0.0,
-    "num_heads": 32,
-    "use_projection_bias_in_attention": False,
-    "use_ffn_bias_in_attention": False,
-    "filter_size": 11008,
-    "nonlinearity": "swiglu",
-    "use_ffn_bias": False,
-}
 WITHOUT_MEANING = {
     "attention_softmax_fp32",
     "attention_kernel",
@@ -230,13 +257,27 @@ def defaults_of(name: str) -> dict[str, Any]:
     return {key: p.default for key, p in parameters.items() if key not in WITHOUT_MEANING}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt3"])
-def test_every_default_is_that_of_the_original(name: str) -> None:
-    assert defaults_of(name) == DEFAULTS
+GPTJ_DEFAULTS: dict[str, Any] = {
+    "position_embedding_type": "rotary",
+    "embedding_dropout_rate": 0.1,
+    "residual_dropout_rate": None,  # another name of dropout_rate
+    "use_ffn_bias": False,
+    "use_untied_layer_norm": False,
+    "attention_initializer": None,  # another name of initializer
+    "scale_qk_dot_by_d": False,
+}
+ONLY_GPT2 = {"embedding_layer_norm"}
 
 
-def test_a_llama_has_the_defaults_of_the_original_but_for_those_that_the_page_names() -> None:
-    assert defaults_of("llama") == DEFAULTS | LLAMA_DIFFERS
+def test_every_default_is_that_of_the_original() -> None:
+    assert defaults_of("gpt2") == DEFAULTS
+    common = {key: value for key, value in DEFAULTS.items() if key not in ONLY_GPT2}
+    assert defaults_of("gptj") == common | GPTJ_DEFAULTS
+
+
+@pytest.mark.parametrize("name", OF_GPT2)
+def test_no_name_changes_a_default(name: str) -> None:
+    assert model_class(name) is model_class("gpt2")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -261,13 +302,22 @@ DROPOUTS = {
         {"dropout_rate": 0.3, "attention_dropout_rate": 0.0, "embedding_dropout_rate": 0.4},
         [0.4, 0.0, 0.3],
     ),
+    "embd_pdrop": ({"embd_pdrop": 0.4}, [0.4, 0.1, 0.1]),
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("case", DROPOUTS)
+GPTJ_DROPOUTS = {
+    **DROPOUTS,
+    "dropout_rate": ({"dropout_rate": 0.3}, [0.1, 0.1, 0.3]),
+    "no dropout_rate": ({"dropout_rate": 0.0}, [0.1, 0.1, 0.0]),
+    "residual_dropout_rate": ({"residual_dropout_rate": 0.3}, [0.1, 0.1, 0.3]),
+}
+DROPOUT_CASES = [("gpt2", case) for case in DROPOUTS] + [("gptj", case) for case in GPTJ_DROPOUTS]
+
+
+@pytest.mark.parametrize(("name", "case"), DROPOUT_CASES)
 def test_dropout_rates_that_are_not_set_are_those_of_the_original(name: str, case: str) -> None:
-    settings, expected = DROPOUTS[case]
+    settings, expected = (DROPOUTS if name == "gpt2" else GPTJ_DROPOUTS)[case]
     model = make(name, **settings)
     layer: Any = model.layers[0]
 
@@ -294,6 +344,8 @@ SCALES: dict[str, tuple[dict[str, Any], list[float]]] = {
 @pytest.mark.parametrize("case", SCALES)
 def test_scores_and_logits_are_scaled_as_in_the_original(name: str, case: str) -> None:
     settings, expected = SCALES[case]
+    if name == "gptj" and "scale_qk_dot_by_d" not in settings and expected[0] == 1 / 32:
+        expected = [32**-0.5, expected[1]]  # muP does not change it
     model = make(name, **settings).eval()
     plain = make(name).eval()
     plain.load_state_dict(model.state_dict())

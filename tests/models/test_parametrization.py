@@ -5,6 +5,8 @@ import pytest
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.decoder_names import Gpt2
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.gpt2 import Gpt2Settings
+from modelzoo_trainer.models.gptj import GptJSettings
 from modelzoo_trainer.models.parametrization import (
     attention_scale,
     logits_scale,
@@ -107,3 +109,13 @@ def test_the_patterns_of_the_groups_match_all_kernels_of_the_layers() -> None:
     assert matched["decoder_input_ffn"] == ["layers.0.ffn.up_proj.weight"]
     assert matched["decoder_output_ffn"] == ["layers.0.ffn.down_proj.weight"]
     assert set(matched["embedding"] + matched["decoder_kernel"]) == set(names)
+
+
+def test_the_gptj_class_has_the_same_groups_but_for_that_of_all_kernels() -> None:
+    given = {"mup_base_hidden_size": 192.0, "mup_base_filter_size": 1024.0}
+    plain, parallel = Gpt2Settings(**given), GptJSettings(**given)  # type: ignore[arg-type]
+    groups, others = lr_adjustment_groups(plain), lr_adjustment_groups(parallel)
+
+    assert groups.keys() - others.keys() == {"decoder_kernel"}
+    assert all(groups[name] == one for name, one in others.items())
+    assert others["decoder_output_ffn"].scale == 1 / 3

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.decoder_names import Gpt2, Llama
+from modelzoo_trainer.models.decoder_names import Gpt2
 from modelzoo_trainer.optim import OPTIMIZERS, OptimizerFactory, make_param_groups, scheduler_class
+from tests.models.llama_settings import LLAMA
 
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_heads": 2, "filter_size": 24}
 SMALL |= {"num_hidden_layers": 1, "max_position_embeddings": 6}
@@ -108,7 +109,7 @@ def test_a_factor_by_hand_may_be_one():
 @pytest.mark.parametrize("swap", [False, True])
 def test_of_two_by_hand_that_of_the_narrower_group_wins(swap):
     given = [("decoder_kernel", 0.25), ("decoder_attention", 0.75)]
-    model = Llama(**SMALL, rotary_dim=4)
+    model = Gpt2(**SMALL, **LLAMA, rotary_dim=4)
     optimizer = OptimizerFactory(
         OPTIMIZERS["SGD"], {"adjust_learning_rate": dict(given[::-1] if swap else given)}
     )(model)

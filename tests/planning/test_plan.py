@@ -30,11 +30,19 @@ trainer:
       vocab_size: 512
       hidden_size: 64
       max_position_embeddings: 16
+      position_embedding_type: rotary
       rotary_dim: 16
+      share_embedding_weights: false
       num_hidden_layers: 3
+      norm_type: rmsnorm
+      dropout_rate: 0.0
       attention_dropout_rate: 0.0
       num_heads: 4
+      use_projection_bias_in_attention: false
+      use_ffn_bias_in_attention: false
       filter_size: 128
+      nonlinearity: swiglu
+      use_ffn_bias: false
     optimizer: {{AdamW: {{learning_rate: 0.001}}}}
     precision: {{enabled: false, max_gradient_norm: 1.0}}
     loop: {{num_steps: 3, eval_frequency: null}}

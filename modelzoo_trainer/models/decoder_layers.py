@@ -1,0 +1,57 @@
+"""The layer of the GPT-2 class of decoders, on which that of the GPT-J class builds."""
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from modelzoo_trainer.models.attention import Attention
+from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.feed_forward import FeedForward, make_norm
+from modelzoo_trainer.models.parametrization import DecoderInitializers
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then a feed-forward network, both with pre-normalization and a residual.
+
+    h = h + attention(norm(h));  h = h + ffn(norm(h))
+    """
+
+    # With sharded parameters of another dtype, only the states are cast: angles need float32.
+    cast_inputs: ClassVar[tuple[str, ...]] = ("hidden",)
+
+    def __init__(self, settings: DecoderSettings) -> None:
+        super().__init__()
+        size, epsilon = settings.hidden_size, settings.layer_norm_epsilon
+        self.attention_norm = make_norm(settings.norm_type, size, epsilon)
+        self.attention = Attention(settings)
+        self.ffn_norm = make_norm(settings.norm_type, size, epsilon)
+        self.ffn = FeedForward(
+            size, settings.filter_size, settings.nonlinearity, settings.use_ffn_bias
+        )
+        self.dropout = nn.Dropout(settings.dropout_rate)
+
+    def draw(self, start: DecoderInitializers) -> None:
+        """Initialize the projections; reset norms and biases."""
+        for projection in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj):
+            start.projection(projection.weight)
+        for widening in (self.ffn.up_proj, self.ffn.gate_proj):
+            if widening is not None:
+                start.ffn_input(widening.weight)
+        start.attention_output(self.attention.o_proj.weight)
+        start.ffn_output(self.ffn.down_proj.weight)
+        for module in self.modules():
+            reset_plain(module)
+
+    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return the states after this layer, of the same shape."""
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), angles))
+        output: Tensor = hidden + self.dropout(self.ffn(self.ffn_norm(hidden)))
+        return output
+
+
+def reset_plain(module: nn.Module) -> None:
+    """Initialize parameters that need no random numbers: norms and biases of projections."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        module.reset_parameters()
+    elif isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
