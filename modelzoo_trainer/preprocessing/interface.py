@@ -82,6 +82,8 @@ class Stats:
     tokens: int = 0
     """Tokens in rows, without padding."""
     padding: int = 0
+    tokens_dropped: int = 0
+    """Tokens at the end of a document or of all, too few for a row."""
     loss_tokens: int = 0
     """Tokens whose prediction counts in the loss."""
     skipped: dict[str, tuple[int, str]] = field(default_factory=dict)
