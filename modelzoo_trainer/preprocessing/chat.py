@@ -1,0 +1,163 @@
+"""Chat templates: from the turns of a chat to text, with the place of each region in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final, NamedTuple, NoReturn
+
+from modelzoo_trainer.errors import ConfigError
+
+CHATML: Final = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+)
+"""The template of a tokenizer that has none."""
+
+_FIRST_MARK: Final = 0xE000  # the first character of Unicode's private use area
+
+
+class Span(NamedTuple):
+    """Characters start to stop of a text, which are region `region` of turn `turn`."""
+
+    start: int
+    stop: int
+    turn: int
+    region: int
+
+
+class ChatTemplate:
+    """A template in Jinja, in the form that transformers uses.
+
+    It has no clock: `strftime_now` is undefined, so that the text does not depend on the day.
+
+    Args:
+        source: Text of the template.
+        tokens: Variables of the template, such as `bos_token`.
+
+    Raises:
+        ConfigError: If jinja2 is missing, or the template is invalid.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self._tokens = dict(tokens)
+        self._template = _compiled(source)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChatTemplate, (self.source, self._tokens)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text of messages, each with `role` and `content`.
+
+        Raises:
+            ConfigError: If the template refuses them.
+        """
+        try:
+            text: str = self._template.render(
+                messages=messages, add_generation_prompt=False, **self._tokens
+            )
+        except Exception as error:  # jinja2's own, or what the template does to the content
+            raise ConfigError(f"the chat template fails: {error}") from error
+        return text
+
+    def locate(self, turns: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, list[Span]] | None:
+        """Return the text of turns and where their regions are in it.
+
+        Each region is put between two marks before the template is applied, inside its white
+        space, so that a template may strip the content.
+
+        Args:
+            turns: Role and texts of the regions.
+
+        Returns:
+            None if the template omits or repeats a region.
+
+        Raises:
+            ConfigError: If the template refuses the roles.
+        """
+        texts = [text for _, regions in turns for text in regions]
+        begin, end = _unused_characters(texts)
+        messages, marked = [], []
+        for turn, (role, regions) in enumerate(turns):
+            content = ""
+            for region, text in enumerate(regions):
+                core = text.strip()
+                before = text[: len(text) - len(text.lstrip())] if core else text
+                after = text[len(before) + len(core) :]
+                content += f"{before}{begin}{core}{end}{after}"
+                marked.append((turn, region, before, core, after))
+            messages.append({"role": role, "content": content})
+        return _without_marks(self.render(messages), marked, begin, end)
+
+
+def _without_marks(
+    text: str, marked: Iterable[tuple[int, int, str, str, str]], begin: str, end: str
+) -> tuple[str, list[Span]] | None:
+    pieces, spans, length = [], [], 0
+    for turn, region, before, core, after in marked:
+        outside, found, rest = text.partition(f"{begin}{core}{end}")
+        if not found or begin in outside or end in outside:
+            return None
+        start = length + len(outside)
+        stop = start + len(core)
+        pieces += [outside, core]
+        length, text = stop, rest
+        # White space of the region, unless the template has stripped it.
+        start -= len(before) if outside.endswith(before) else 0
+        stop += len(after) if rest.startswith(after) else 0
+        spans.append(Span(start, stop, turn, region))
+    if begin in text or end in text:
+        return None
+    return "".join([*pieces, text]), spans
+
+
+def _unused_characters(texts: Sequence[str]) -> tuple[str, str]:
+    used = set().union(*texts)
+    unused = (chr(code) for code in range(_FIRST_MARK, 0xF900) if chr(code) not in used)
+    return next(unused), next(unused)
+
+
+def _compiled(source: str) -> Any:
+    try:
+        jinja2 = import_module("jinja2")
+        sandbox = import_module("jinja2.sandbox")
+    except ImportError as error:
+        raise ConfigError(
+            "A chat template requires jinja2, which is not installed: "
+            'pip install "modelzoo-trainer[preprocess]"'
+        ) from error
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.add_extension(_generation_blocks(import_module("jinja2.ext")))
+    environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = _to_json
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"the chat template is invalid: {error}") from error
+
+
+def _generation_blocks(ext: Any) -> Any:
+    """Return an extension that reads `{% generation %}` blocks as their content."""
+
+    class Generation(ext.Extension):  # type: ignore[misc]  # imported where it is used
+        tags: Final = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+    return Generation
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own escapes HTML
