@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn import Module
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn import Module, Parameter
 
 from ..blocks import find_blocks
 from ..errors import BackendError, suggest
@@ -40,14 +41,43 @@ def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: D
         param_dtype=settings.param_dtype, reduce_dtype=settings.reduce_dtype
     )
     is_freed = settings.reshard_after_forward and sizes.shard > 1
+    place = partial(_placement, sizes.shard)
     blocks = find_blocks(model, settings.blocks, "backend.sharding.blocks")
     _check_shared(model, blocks)
     for block in blocks:
         if any(True for _ in block.parameters()):
             chosen = choose_cast(block, policy)
-            fully_shard(block, mesh=own, mp_policy=chosen, reshard_after_forward=is_freed)
+            fully_shard(
+                block,
+                mesh=own,
+                mp_policy=chosen,
+                reshard_after_forward=is_freed,
+                shard_placement_fn=place,
+            )
     # The root is needed again at once: do not free it between forward and backward pass.
-    fully_shard(model, mesh=own, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(
+        model,
+        mesh=own,
+        mp_policy=policy,
+        reshard_after_forward=False,
+        shard_placement_fn=place,
+    )
+
+
+def _placement(num: int, param: Parameter) -> Shard | None:
+    """Return the dimension by which `num` ranks share a parameter; None = the first.
+
+    Stacked matrices, as those of experts, are split evenly where the first dimension, their number,
+    is no multiple of the ranks: else some ranks would have more than others, or nothing.
+    """
+    if param.dim() != 3 or num == 1 or param.shape[0] % num == 0:
+        return None
+    taken = set()
+    if isinstance(param, DTensor):  # by tensor parallelism
+        taken = {place.dim for place in param.placements if isinstance(place, Shard)}
+    even = (dim for dim in (1, 2) if dim not in taken and param.shape[dim] % num == 0)
+    dim = next(even, None)
+    return None if dim is None else Shard(dim)
 
 
 def choose_cast(block: Module, policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:

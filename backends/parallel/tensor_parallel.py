@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -9,6 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -24,6 +26,10 @@ from ..errors import BackendError, suggest
 from ..placement import Places, parameter_places, share_parameters
 from .config import STYLES, check_style
 
+log = logging.getLogger("modelzoo_trainer.backends.tensor_parallel")
+
+_LARGE: Final = 0.1  # share of all parameters
+
 # These compute with DTensors, which can be compiled in one graph with neighbouring layers.
 _TAKE_DTENSORS: Final = (LayerNorm, RMSNorm, Embedding, Linear)
 
@@ -32,7 +38,8 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
     """Split the layers of a model in place; their inputs and outputs stay plain tensors.
 
     All parameters become DTensors on the mesh, as an optimizer cannot update both kinds at once.
-    Parameters outside the plan are replicated. Shared parameters stay shared and keep their names.
+    Parameters outside the plan are replicated; if they are many, this is logged. Shared parameters
+    stay shared and keep their names.
 
     The model is equal on all ranks. `plan`: patterns of module names, as in `fnmatch`, to one of
     `STYLES`; None = the model's attribute `tensor_plan`.
@@ -57,6 +64,33 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
     parallelize_module(model, mesh, layers, src_data_rank=None)
     _replicate_others(places, mesh)
     share_parameters(places)
+    if dist.get_rank() == 0:
+        _log_whole(model, styles)
+
+
+def _log_whole(model: Module, styles: Mapping[str, str]) -> None:
+    """Log which large parts of the model are not split."""
+    whole: dict[str, int] = {}
+    num = 0
+    for name, param in model.named_parameters():
+        num += param.numel()
+        owner = name.rpartition(".")[0]
+        if owner not in styles:
+            pattern = _starred(owner)
+            whole[pattern] = whole.get(pattern, 0) + param.numel()
+    large = [pattern for pattern, size in whole.items() if size > _LARGE * num]
+    if large:
+        log.info(
+            "Tensor parallelism: %s (%.0f %% of all parameters) is not split: each process has all "
+            "of it, which saves no memory.",
+            ", ".join(large),
+            100 * sum(whole[pattern] for pattern in large) / num,
+        )
+
+
+def _starred(name: str) -> str:
+    """Return the pattern of a module name and of the same module in other layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
@@ -67,7 +101,7 @@ def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
         matching = [name for name in names if fnmatchcase(name, pattern)]
         check_style(pattern, style)
         if not matching:
-            known = {re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names}
+            known = set(map(_starred, names))
             raise BackendError(
                 f"backend.tensor_plan[{pattern!r}] matches no Linear or Embedding of "
                 f"{type(model).__name__}. {suggest(pattern, known)}"

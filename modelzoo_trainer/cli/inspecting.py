@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def check(options: argparse.Namespace, names: MakeNames) -> int:
     """Check a file and print what would run."""
-    from modelzoo_trainer.config.report import hook_order, report
+    from modelzoo_trainer.config.report import hook_order, report, verdict
     from modelzoo_trainer.config.secrets import hide_in_text
 
     plans = load_plans(options, names, for_a_run=False)
@@ -29,6 +29,7 @@ def check(options: argparse.Namespace, names: MakeNames) -> int:
         texts.append(report(plan))
         if options.explain_hooks:
             texts.append(hook_order(plan))
+    texts.append(verdict(plans))
     return _print(hide_in_text("\n\n".join(texts)))
 
 

@@ -15,6 +15,7 @@ from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.overrides import Override, apply_overrides, changes_of, parse_override
 from modelzoo_trainer.config.plan import METHODS, TrainerPlan
 from modelzoo_trainer.config.positions import (
+    Lack,
     Node,
     Place,
     Problems,
@@ -86,7 +87,7 @@ def _check_hidden(place: Place, problems: Problems) -> None:
         what = (
             f"contains {HIDDEN} in place of a secret. Write the secret there or pass it with --set."
         )
-        problems.add_to_run(place.node.at, place.path, what)
+        problems.add_to_run(place.node.at, place.path, what, Lack("secret", place.path))
 
 
 def _trainers(place: Place | None, problems: Problems) -> list[Place]:
@@ -291,7 +292,8 @@ class _Checking:
             self._problems.add(inner.node.at, inner.path, what)
         elif key == "ckpt_path" and isinstance(value, str) and self._needs_now(place):
             for what in self._names.try_checkpoint(value):
-                self._problems.add_to_run(inner.node.at, inner.path, what)
+                lack = Lack("checkpoint", value)
+                self._problems.add_to_run(inner.node.at, inner.path, what, lack)
         return {key: value}
 
     def _needs_now(self, place: Place) -> bool:

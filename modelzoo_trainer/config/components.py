@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from modelzoo_trainer.config.arguments import (
 )
 from modelzoo_trainer.config.names import NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
+    Lack,
     Mapping,
     Place,
     Position,
@@ -211,12 +212,19 @@ def add_lack(
     key: str,
     why: str,
     problems: Problems,
-    add: Callable[[Position, str, str], None],
+    lack: Lack | None = None,
 ) -> None:
-    """Add a problem for a missing or misspelt key."""
+    """Add a problem for a missing or misspelt key.
+
+    `lack`: what the file then needs to run, if it is valid without the key.
+    """
     for other, inner in place.pairs():
         advice = suggest(str(other), (key,), cutoff=0.75)
         if advice.startswith("Did"):
             problems.add(inner.key_at, inner.path, f"no such key. {advice}")
             return
-    add(place.key_at, place.path_of(key), f"missing; {why}.")
+    what = place.key_at, place.path_of(key), f"missing; {why}."
+    if lack is None:
+        problems.add(*what)
+    else:
+        problems.add_to_run(*what, lack)

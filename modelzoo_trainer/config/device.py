@@ -11,6 +11,7 @@ from modelzoo_trainer.config.components import check_plain
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.positions import (
     Entry,
+    Lack,
     Mapping,
     Place,
     Problems,
@@ -164,4 +165,5 @@ def _try_backend(
         problems.add(place.node.at if inner is None else inner.key_at, "", f"{init}.{error}")
         return
     if lacks is not None:
-        problems.add_to_run(given[0].node.at, given[0].path, lacks.removeprefix("device: "))
+        what = lacks.removeprefix("device: ")
+        problems.add_to_run(given[0].node.at, given[0].path, what, Lack("device", device or "cpu"))

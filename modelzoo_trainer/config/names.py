@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from modelzoo_trainer.config.arguments import Schema
-from modelzoo_trainer.config.positions import Place, Problems
+from modelzoo_trainer.config.positions import Lack, Place, Problems
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.foreign_names import CALLBACKS, advice_for
 
@@ -100,7 +100,8 @@ class NameTable:
         try:
             found = self.resolve(name)
             if isinstance(found, Unshipped) and not is_removed:
-                problems.add_to_run(place.key_at, place.path, found.advice)
+                lack = Lack(found.kind, found.name)
+                problems.add_to_run(place.key_at, place.path, found.advice, lack)
             return found
         except ConfigError as error:
             problems.add(place.key_at, place.path, str(error))

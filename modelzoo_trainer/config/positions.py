@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from modelzoo_trainer.annotations import describe as describe_value
 from modelzoo_trainer.config.secrets import hide_in_text
@@ -158,6 +158,16 @@ _UNSEEN: Final = {
 }
 
 
+class Lack(NamedTuple):
+    """What a valid file needs and is not here."""
+
+    kind: str  # a kind of class, "setting", "checkpoint", "device", "secret", or `DATA`
+    what: str  # its name; of data, what is missing
+
+
+DATA: Final = "data"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error or a note about a place."""
@@ -165,6 +175,7 @@ class Problem:
     at: Position
     path: str  # of what; empty for the file itself
     message: str  # what is invalid, what was given, what to do
+    lack: Lack | None = None  # what is missing, if the file is valid but cannot run here
 
     def __str__(self) -> str:
         parts = (str(self.at), _shown(self.path), self.message)
@@ -200,12 +211,13 @@ class Problems:
         self.num_added += 1
         self._found.setdefault((at, message), Problem(at, path, message))
 
-    def add_to_run(self, at: Position, path: str, message: str) -> None:
+    def add_to_run(self, at: Position, path: str, message: str, lack: Lack) -> None:
         """Add what is valid but cannot run here: a problem for a run, else a note."""
         if self.for_a_run:
             self.add(at, path, message)
         else:
-            self.note(at, path, f"valid, but cannot run here: {message}")
+            message = f"valid, but cannot run here: {message}"
+            self._noted.setdefault((at, message), Problem(at, path, message, lack))
 
     def note(self, at: Position, path: str, message: str) -> None:
         """Add a note, such as a setting that has no effect here."""

@@ -19,6 +19,8 @@ from modelzoo_trainer.config.components import (
 )
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
+    DATA,
+    Lack,
     Mapping,
     Place,
     Problems,
@@ -78,7 +80,7 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
         name = name or older
     if name is None:
         if isinstance(place.node, Mapping) and len(place.node.entries) != 1:
-            add_lack(place, "name", "it selects the model", problems, problems.add_to_run)
+            add_lack(place, "name", "it selects the model", problems, Lack("setting", "name"))
             return None
         return check_component(place, names.models, problems)
     name = _today_s(name, problems)
@@ -126,7 +128,8 @@ def _check_others(
                 f"the Cerebras Model Zoo has this setting of {name.node.value}, but this package "
                 f"does not support it. Remove it to run without it."
             )
-            problems.add_to_run(inner.key_at, inner.path, what)
+            lack = Lack("setting", f"{key} of {name.node.value}")
+            problems.add_to_run(inner.key_at, inner.path, what, lack)
     return list(fields)
 
 
@@ -142,7 +145,7 @@ def check_dataloader(place: Place, names: Names, problems: Problems) -> Componen
     name = place.key("data_processor")
     if name is None:
         why = "it selects the class that reads the data"
-        add_lack(place, "data_processor", why, problems, problems.add)
+        add_lack(place, "data_processor", why, problems)
         return None
     target = _named_class(name, names.processors, problems)
     if target is None:
@@ -164,7 +167,8 @@ def _try_processor(component: Component, names: Names, place: Place, problems: P
         return
     for what in lacks:
         inner = _named_in(what, "", place)
-        problems.add_to_run((inner or place).key_at, component.path, what)
+        lack = Lack(DATA, what.partition(". ")[0])
+        problems.add_to_run((inner or place).key_at, component.path, what, lack)
 
 
 def _named_class(place: Place, table: NameTable, problems: Problems) -> Any | None:

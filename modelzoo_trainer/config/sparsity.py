@@ -117,7 +117,7 @@ def _choice(
     if inner is None and default is not None:
         return default, table[default]
     if inner is None:
-        add_lack(place, key, f"known: {', '.join(table)}", problems, problems.add)
+        add_lack(place, key, f"known: {', '.join(table)}", problems)
         return None
     name = check_plain(inner, str, problems)
     if not isinstance(name, str):

@@ -23,11 +23,13 @@ class Experts(nn.Module):
     Attributes:
         up, gate: (A, F, H); gate only with a gated nonlinearity. down: (A, H, F).
         up_bias, gate_bias: (A, F), down_bias: (A, H), or None.
+        idle_share: The share of the operations whose results have the weight 0.
     """
 
     def __init__(
         self,
         num_experts: int,
+        num_idle: int,
         hidden_size: int,
         filter_size: int,
         nonlinearity: Nonlinearity,
@@ -39,6 +41,7 @@ class Experts(nn.Module):
         def parameter(*sizes: int, exists: bool = True) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(num_experts, *sizes)) if exists else None
 
+        self.idle_share = num_idle / num_experts
         has_gate = nonlinearity in GATED
         self.up = nn.Parameter(torch.empty(num_experts, filter_size, hidden_size))
         self.gate = parameter(filter_size, hidden_size, exists=has_gate)
@@ -128,7 +131,13 @@ class MixtureOfExperts(nn.Module):
         self.settings = settings
         self.router = Router(settings, hidden_size)
         self.experts = Experts(
-            settings.num_in_all, hidden_size, filter_size, nonlinearity, use_bias, dropout_rate
+            settings.num_in_all,
+            settings.num_experts - settings.top_k,
+            hidden_size,
+            filter_size,
+            nonlinearity,
+            use_bias,
+            dropout_rate,
         )
 
     def draw(self, gate: Initializer, ffn_input: Initializer, ffn_output: Initializer) -> None:

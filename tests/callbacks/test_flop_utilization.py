@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from backends.blocks import checkpoint_activations
 from modelzoo_trainer import Callback, Checkpoint, MixedPrecision, TrainingLoop
 from modelzoo_trainer.callbacks import flop_utilization, profiler
 from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
 from modelzoo_trainer.callbacks.flop_utilization import FlopCount, FlopUtilization
 from modelzoo_trainer.errors import ConfigError, StopTraining
+from modelzoo_trainer.models.experts import MixtureOfExperts
+from modelzoo_trainer.models.moe_settings import read_moe
 
 # Of `Net` and eight samples: two layers 4 -> 4 and one 4 -> 1 forward, their weights' gradients,
 # and their inputs' but for the first; a product of m x k and k x n has 2mkn operations.
@@ -229,3 +232,51 @@ def test_a_compiled_model_is_counted_without_a_warning(make, batches, net, recwa
     make(rates, model=lambda: torch.compile(net(), backend="eager")).fit(batches)
     assert rates.perf_metrics["total_flops"] == 3 * FLOPS
     assert not [each for each in recwarn if "global hooks" in str(each.message)]
+
+
+class Mixed(nn.Module):
+    """A layer, then four experts and a shared one, of which each token uses two and the shared."""
+
+    def __init__(self, num_experts=4, top_k=2):
+        super().__init__()
+        moe = read_moe({"num_experts": num_experts, "top_k": top_k, "num_shared_experts": 1})
+        self.first = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([MixtureOfExperts(moe, 4, 6, "swiglu", True, 0.0)])
+        for param in self.parameters():
+            nn.init.normal_(param, std=0.1)
+
+    def forward(self, batch):
+        inputs, _ = batch
+        hidden = self.first(inputs).unsqueeze(1)
+        ids = torch.zeros(hidden.shape[:2], dtype=torch.int32)
+        return self.layers[0](hidden, ids, None)[0].square().mean()
+
+
+@pytest.mark.parametrize("mode", [None, "full"])
+def test_of_experts_only_the_work_of_those_that_are_used_counts(make, batches, mode):
+    def model():
+        mixed = Mixed()
+        if mode:
+            checkpoint_activations(mixed, mode)
+        return mixed
+
+    rates = FlopUtilization()
+    make(rates, model=model).fit(batches)
+
+    used, router, first = 3 * 3 * 2 * 8 * 4 * 6, 2 * 8 * 4 * 4, 2 * 8 * 4 * 4
+    num = 3 if mode is None else 4  # with recomputation
+    assert rates.perf_metrics["total_flops"] == 3 * (num * (used + router) + 2 * first)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_frozen_experts_have_one_product_less(make, batches, is_frozen):
+    def model():
+        mixed = Mixed()
+        mixed.layers[0].experts.requires_grad_(not is_frozen)
+        return mixed
+
+    rates = FlopUtilization()
+    make(rates, model=model).fit(batches)
+
+    used, others = 3 * 3 * 2 * 8 * 4 * 6, 5 * 2 * 8 * 4 * 4
+    assert rates.perf_metrics["total_flops"] == 3 * ((2 if is_frozen else 3) * used + others)

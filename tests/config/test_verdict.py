@@ -1,0 +1,99 @@
+"""The closing line of a check: trains here, needs data, or what is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelzoo_trainer.cli.command import main
+
+FILE = """\
+trainer:
+  init:
+    device: cpu
+    model: MODEL
+    optimizer: {SGD: {lr: 0.1}}
+    loop: {max_steps: 4}
+    callbacks: CALLBACKS
+  fit:
+    train_dataloader: TRAIN
+    val_dataloader: VAL
+"""
+DIGITS = "{data_processor: DigitsProcessor, batch_size: 2}"
+RIGHT = {
+    "MODEL": "{name: fc_mnist, hidden_sizes: [4], input_size: 64}",
+    "CALLBACKS": "[]",
+    "TRAIN": DIGITS,
+    "VAL": DIGITS,
+}
+
+
+def text_of(name: str) -> str:
+    return (
+        f"{{data_processor: TextFileProcessor, data_dir: {name}, batch_size: 1, "
+        f"max_sequence_length: 3}}"
+    )
+
+
+def closing_line(tmp_path, capsys, text: str, *options: str) -> str:
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    assert main(["--params", str(path), "--check", *options]) == 0
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "trains here."),
+        (
+            {"TRAIN": text_of("./a/train"), "VAL": text_of("./a/val")},
+            "needs data: data_dir './a/train' does not exist; data_dir './a/val' does not exist.",
+        ),
+        ({"TRAIN": text_of("./a"), "VAL": text_of("./a")}, "needs data: data_dir './a' does not"),
+        (
+            {"TRAIN": text_of("[./a, ./b, ./c, ./d, ./e]")},
+            "data_dir './c' does not exist; and 2 more.",
+        ),
+        ({"MODEL": "{name: dit}"}, "cannot run here; missing: model 'dit'."),
+        (
+            {"MODEL": "{name: dit}", "TRAIN": text_of("./a")},
+            "cannot run here; missing: model 'dit'; needs data: data_dir './a' does not exist.",
+        ),
+        (
+            {"CALLBACKS": "[{EleutherEvalHarness: {eeh_args: {tasks: a}}}]"},
+            "cannot run here; missing: callback 'EleutherEvalHarness'.",
+        ),
+        (
+            {
+                "VAL": "{data_processor: ImageNet1KProcessor, batch_size: 2, data_dir: a, "
+                "image_size: [8, 8], transforms: []}"
+                "\n    ckpt_path: ./none.mdl"
+            },
+            "data processor 'ImageNet1KProcessor', checkpoint './none.mdl'.",
+        ),
+    ],
+)
+def test_the_last_line_names_what_is_missing(tmp_path, capsys, changes, expected) -> None:
+    text = FILE
+    for key, value in (RIGHT | changes).items():
+        text = text.replace(key, value)
+    line = closing_line(tmp_path, capsys, text)
+    assert line.startswith("Verdict: ")
+    assert expected in line
+
+
+def test_a_setting_that_is_not_supported_and_a_file_without_anything_to_run(
+    tmp_path, capsys
+) -> None:
+    model = "{name: gpt2, memory_tokens_config: {attn_memory_chunk_size: 4}}"
+    text = FILE.replace("MODEL", model).replace("CALLBACKS", "[]")
+    text = text.replace("TRAIN", DIGITS).replace("VAL", DIGITS)
+    line = closing_line(tmp_path, capsys, text)
+    assert "missing: setting 'memory_tokens_config of gpt2'" in line
+    section = text.partition("  fit:")[0]
+    assert "nothing to run" in closing_line(tmp_path, capsys, section)
+    only = text.replace("fit:", "validate:").replace(
+        "    train_dataloader", "    val_dataloader", 1
+    )
+    validates = "\n".join(only.splitlines()[:-1]).replace(model, RIGHT["MODEL"])
+    assert closing_line(tmp_path, capsys, validates, "--mode", "eval") == "Verdict: runs here."
