@@ -90,10 +90,10 @@ def find_inputs(setup: Setup) -> Inputs:
             )
     listed = _listed(setup.metadata_files)
     found = listed if listed is not None else _below(data.get("source"))
-    facts = []
+    facts: list[tuple[str, int, int]] = []
     for one in found:
         status = _status(Path(one.path))
-        facts.append([one.name, status.st_size, status.st_mtime_ns])
+        facts.append((one.name, status.st_size, status.st_mtime_ns))
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return Inputs(tuple(found), digest, sum(size for _, size, _ in facts))
 
@@ -139,14 +139,10 @@ def _below(source: Any) -> list[Input]:
         raise ConfigError(
             f"setup.data.source: {source!r} does not exist. Give the folder of the input files."
         )
-    found, others = [], Counter[str]()
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = Path(folder, name)
-            if format_of(path) is None:
-                others[path.suffix or name] += 1
-            else:
-                found.append(_input(path, path.relative_to(root).as_posix()))
+    paths = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
+    read = [path for path in paths if format_of(path) is not None]
+    found = [_input(path, path.relative_to(root).as_posix()) for path in read]
+    others = Counter(path.suffix or path.name for path in paths if format_of(path) is None)
     if not found:
         raise ConfigError(
             f"setup.data.source: {source!r} has no file whose name ends in {', '.join(SUFFIXES)}."

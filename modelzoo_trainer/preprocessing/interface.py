@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modelzoo_trainer.preprocessing.settings import Settings
+from modelzoo_trainer.preprocessing.tokenizers import Tokenizer
 
 Array: TypeAlias = npt.NDArray[Any]
 Entry: TypeAlias = Mapping[str, Any]
@@ -46,24 +47,6 @@ class Document(NamedTuple):
         text = f"{seed}\0{self.file}\0{self.number}"
         digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
         return int.from_bytes(digest, "little")
-
-
-class Tokenizer(Protocol):
-    """A tokenizer, whatever library it is of."""
-
-    eos_id: int | None
-    pad_id: int | None
-    """The padding token; the end-of-text token where there is none."""
-    vocab_size: int
-    """One more than the largest token, with added tokens."""
-
-    def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Return the tokens of each text."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones included."""
 
 
 @dataclass(slots=True)

@@ -79,9 +79,7 @@ class Journal:
         inputs: Fingerprint of the input files.
     """
 
-    def __init__(
-        self, root: Path, folders: Sequence[Path], *, settings: str, inputs: str
-    ) -> None:
+    def __init__(self, root: Path, folders: Sequence[Path], *, settings: str, inputs: str) -> None:
         self._root = root
         self._folders = list(dict.fromkeys((root, *folders)))
         self._mark = {"settings": settings, "inputs": inputs}
@@ -155,8 +153,10 @@ class Journal:
             return None
         with np.load(path) as stored:
             facts = json.loads(stored["facts"].tobytes())
-            streams = [StreamState(one["num_files"], _stats(one["stats"]), one["facts"])
-                       for one in facts.pop("streams")]
+            streams = [
+                StreamState(one["num_files"], _stats(one["stats"]), one["facts"])
+                for one in facts.pop("streams")
+            ]
             for key in stored.files:
                 if key != "facts":
                     index, name = key.split("/", 1)

@@ -49,7 +49,8 @@ def fix_text(text: str, *, normalizer: str | None = "NFC") -> str:
         return text
     fix = _ftfy().fix_text
     first_tag = text.find("<")
-    pieces, done = [], 0
+    pieces: list[str] = []
+    done = 0
     while found is not None:
         start = text.rfind("\n", done, found.start()) + 1 or done
         stop = text.find("\n", found.end() - 1) + 1 or len(text)

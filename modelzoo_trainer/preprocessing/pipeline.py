@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,9 @@ def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
             setup,
             data={"type": "local", "source": source},
             output_dir=str(Path(setup.output_dir, name)),
-            data_splits_dir=str(Path(setup.data_splits_dir, name)) if setup.data_splits_dir else None,
+            data_splits_dir=str(Path(setup.data_splits_dir, name))
+            if setup.data_splits_dir
+            else None,
         )
         facts += _preprocess(replace(settings, setup=inner), save_s)
     return facts
@@ -256,8 +258,8 @@ class _Run:
         waiting = (unit for unit in units(self._inputs, columns) if unit.number >= first)
         saved = shown = begin = time.monotonic()
         pause = self._save_s
-        with Pool(self._settings) as pool, closing(pool.results(waiting, self._work)) as results:
-            for result in results:
+        with Pool(self._settings) as pool:
+            for result in pool.results(waiting, self._work):
                 self._add(result)
                 state.unit = result.number + 1
                 if self._limit is not None and state.tokens >= self._limit:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.preprocessing.readers import Unit
@@ -50,9 +49,9 @@ class Worker:
         try:
             return self.connection.recv()
         except (EOFError, OSError):
-            return self._raise_death()
+            self._raise_death()
 
-    def _raise_death(self) -> None:
+    def _raise_death(self) -> NoReturn:
         self.process.join(_EXIT_S)
         code = self.process.exitcode
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
@@ -103,30 +102,20 @@ class Pool:
         if count == 1:
             yield from map(work, units)
             return
-        yield from self._spread(iter(units), count)
+        yield from self._spread(units, count)
 
-    def _spread(self, units: Iterator[Unit], count: int) -> Iterator[Result]:
+    def _spread(self, units: Iterable[Unit], count: int) -> Iterator[Result]:
         done: dict[int, Result] = {}
         order: list[int] = []
-        is_read = False
-        while True:
-            while not is_read and len(order) < count * _WINDOW:
-                worker = self._free(count)
-                if worker is None:
-                    break
-                unit = next(units, None)
-                if unit is None:
-                    is_read = True
-                    break
-                worker.send(unit)
-                order.append(unit.number)
-            while order and order[0] in done:
-                yield done.pop(order.pop(0))
-            if order:
-                for result in self._received():
-                    done[result.number] = result
-            elif is_read:
-                return
+        for unit in units:
+            while (worker := self._free(count)) is None or len(order) >= count * _WINDOW:
+                self._receive(done)
+                yield from _ready(done, order)
+            worker.send(unit)
+            order.append(unit.number)
+        while order:
+            self._receive(done)
+            yield from _ready(done, order)
 
     def _free(self, count: int) -> Worker | None:
         """Return a worker that takes another unit, starting one if there are fewer than `count`."""
@@ -139,16 +128,24 @@ class Pool:
         least = min(self._workers, key=lambda one: one.num_units)
         return least if least.num_units < _AHEAD else None
 
-    def _received(self) -> Iterator[Result]:
-        """Wait for at least one answer."""
-        by_connection = {one.connection: one for one in self._workers if one.num_units}
-        for connection in wait(list(by_connection)):
+    def _receive(self, done: dict[int, Result]) -> None:
+        """Wait for at least one result."""
+        busy = {one.connection: one for one in self._workers if one.num_units}
+        for connection in wait(list(busy)):
             assert isinstance(connection, Connection)
-            answer = by_connection[connection].receive()
+            answer = busy[connection].receive()
             if isinstance(answer, Failure):
-                error = ConfigError(answer.message) if answer.is_config else None
-                failure = error or WorkerError(answer.message)
-                for note in answer.notes:
-                    failure.add_note(note)
-                raise failure
-            yield answer
+                _raise(answer)
+            done[answer.number] = answer
+
+
+def _ready(done: dict[int, Result], order: list[int]) -> Iterator[Result]:
+    while order and order[0] in done:
+        yield done.pop(order.pop(0))
+
+
+def _raise(failure: Failure) -> NoReturn:
+    error = (ConfigError if failure.is_config else WorkerError)(failure.message)
+    for note in failure.notes:
+        error.add_note(note)
+    raise error

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -136,14 +136,12 @@ def serve(connection: Connection, settings: Settings) -> None:
     logging.disable(logging.WARNING)  # the main process reports
     tasks: SimpleQueue[Unit | None] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
-    try:
-        work = UnitWork(settings)
-    except Exception as error:
-        work = _failing(error)
+    work: UnitWork | None = None
     while (unit := tasks.get()) is not None:
         try:
-            answer: Any = work(unit)
-        except Exception as error:
+            work = work or UnitWork(settings)
+            answer: Result | Failure = work(unit)
+        except Exception as error:  # noqa: BLE001  # of a user's hook; the main process raises it
             answer = Failure.of(unit.number, error)
         connection.send(answer)
 
@@ -166,13 +164,6 @@ class Failure(NamedTuple):
         text = "".join(traceback.format_exception_only(error)[:1]).strip()
         where = traceback.extract_tb(error.__traceback__)[-1]
         return cls(number, f"{text} (raised at {where.filename}:{where.lineno})", False, notes)
-
-
-def _failing(error: Exception) -> Callable[[Unit], Result]:
-    def fail(unit: Unit) -> Result:
-        raise error
-
-    return fail
 
 
 def _receive(connection: Connection, tasks: SimpleQueue[Unit | None]) -> None:

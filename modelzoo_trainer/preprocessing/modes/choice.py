@@ -14,7 +14,7 @@ _OBJECTIVES: Final = {
     None: "pretraining:PretrainingMode",
     "pretraining": "pretraining:PretrainingMode",
     "fim": "fill_in_the_middle:FillInTheMiddleMode",
-    "mlm": "masking:MaskedMode",
+    "mlm": "masking:MaskingMode",
     "bert_pretraining": "bert_pretraining:BertPretrainingMode",
 }
 """Of mode `pretraining`, by `dataset.training_objective`."""
@@ -63,10 +63,13 @@ def _users_own(path: str | None) -> type[Mode]:
     try:
         found = getattr(import_module(module), name, None)
     except ImportError as error:
-        raise ConfigError(f"setup.token_generator: {module!r} cannot be imported: {error}.") from error
-    if not hasattr(found, "encode"):
+        raise ConfigError(
+            f"setup.token_generator: {module!r} cannot be imported: {error}."
+        ) from error
+    if found is None or not hasattr(found, "encode"):
         raise ConfigError(
             f"setup.token_generator: {path!r} is not a mode: it needs the attributes of "
             "modelzoo_trainer.preprocessing.interface.Mode."
         )
-    return found  # type: ignore[no-any-return]  # a user's
+    mode: type[Mode] = found
+    return mode

@@ -75,7 +75,8 @@ class PretrainingMode:
         pieces = [self._text(document) for document in documents]
         is_weighted = any(place.weight != 1 for piece in pieces for place in piece.places)
         found = self._weighted(pieces) if is_weighted else self._plain(pieces)
-        ids, weights = [], []
+        ids: list[list[int]] = []
+        weights: list[int] = []
         for document, (core, counted) in zip(documents, found, strict=True):
             if not core:
                 stats.skip(document, "empty")
@@ -110,8 +111,14 @@ class PretrainingMode:
             cut = [text[start : start + self._piece] for start in starts]
             found = self._tokenizer.encode_batch(cut, add_special_tokens=False)
             between = self._bos if self._repeats_bos else []
-            yield [*chain.from_iterable([*(between if i else []), *one]
-                                        for i, one in enumerate(found))], []
+            yield (
+                [
+                    *chain.from_iterable(
+                        [*(between if i else []), *one] for i, one in enumerate(found)
+                    )
+                ],
+                [],
+            )
 
     def _weighted(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[int], list[int]]]:
         for one in tokenize(pieces, self._tokenizer):
