@@ -10,6 +10,8 @@ from modelzoo_trainer.errors import ConfigError, suggest
 PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
+        "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",
+        "GptHDF5MapDataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5MapDataProcessor",
         "SyntheticProcessor": "modelzoo_trainer.data.synthetic:SyntheticProcessor",
         "TextFileProcessor": "modelzoo_trainer.data.text_files:TextFileProcessor",
     }

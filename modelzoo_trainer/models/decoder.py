@@ -2,11 +2,11 @@
 
 Dimension letters: B batch, T positions, H hidden size, V vocabulary size.
 
-    tokens -> embedding (+ learned positions) -> layers -> norm -> logits
+    tokens -> embedding (+ learned or fixed positions) -> layers -> norm -> logits
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
@@ -16,6 +16,12 @@ from torch import Generator, Tensor, nn
 
 from modelzoo_trainer.constraints import NonNegative, NonNegativeSize, Size, checked
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.context import (
+    Context,
+    make_masks,
+    make_position_bias,
+    windowed_layers,
+)
 from modelzoo_trainer.models.decoder_layers import DecoderLayer, reset_plain
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.feed_forward import GATED, make_norm
@@ -26,12 +32,14 @@ from modelzoo_trainer.models.language_loss import (
     token_accuracy,
     validation_means,
 )
+from modelzoo_trainer.models.masks import POSITIONS_KEY, SPAN_KEY, check_batch
 from modelzoo_trainer.models.parametrization import (
     LrAdjustmentGroup,
     logits_scale,
     lr_adjustment_groups,
     make_initializers,
 )
+from modelzoo_trainer.models.position_bias import fixed_positions
 
 
 def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
@@ -62,8 +70,30 @@ class Decoder(DecoderSettings, nn.Module):
                 "mup_base_hidden_size and mup_base_filter_size, or remove output_logits_alpha.",
                 stacklevel=3,
             )
+        self._warn_of_unused_windows_and_slopes()
         self._build()
         self.reset_parameters()
+
+    def _warn_of_unused_windows_and_slopes(self) -> None:
+        window, other = (
+            "attention_sliding_window_length",
+            "sliding_window_every_other_decoder_layer",
+        )
+        needs = {  # without the second, the first has no effect
+            other: (window, self.attention_sliding_window_length is not None),
+            f"{other}_pattern": (f"{other}: true", self.sliding_window_every_other_decoder_layer),
+            "alibi_trainable_slopes": (
+                "position_embedding_type: alibi",
+                self.position_embedding_type == "alibi",
+            ),
+        }
+        for key, (needed, is_given) in needs.items():
+            if getattr(self, key) and not is_given:
+                warnings.warn(
+                    f"{key} ({getattr(self, key)}) has no effect without {needed}. Set that, or "
+                    f"remove {key}.",
+                    stacklevel=4,
+                )
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> None:
@@ -87,14 +117,17 @@ class Decoder(DecoderSettings, nn.Module):
         if self.embedding_layer_norm:
             self.embedding_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
         self.embedding_dropout = nn.Dropout(self.dropout_rate if rate is None else rate)
-        self.layers = nn.ModuleList(self._make_layer() for _ in range(self.num_hidden_layers))
+        self.position_bias = make_position_bias(self)
+        self.layers = nn.ModuleList(
+            self._make_layer(is_windowed=is_windowed) for is_windowed in windowed_layers(self)
+        )
         self.final_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
         self.lm_head = nn.Linear(size, self.vocab_size, bias=self.use_bias_in_output)
         self._rotary = self.rotary()
         self._logits_scale = logits_scale(self)
 
-    def _make_layer(self) -> DecoderLayer:
-        return DecoderLayer(self)
+    def _make_layer(self, *, is_windowed: bool) -> DecoderLayer:
+        return DecoderLayer(self, is_windowed=is_windowed)
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:
@@ -114,6 +147,9 @@ class Decoder(DecoderSettings, nn.Module):
         if self.nonlinearity in GATED:
             plan[f"{ffn}gate_proj"] = "colwise"
         plan |= {f"{ffn}down_proj": "rowwise", "token_embeddings": "rowwise"}
+        if self.position_bias is not None:
+            own = self.position_bias.tensor_plan.items()
+            plan |= {f"position_bias.{name}": style for name, style in own}
         return plan | {"lm_head": "colwise_gather"}
 
     def reset_parameters(self) -> None:
@@ -133,6 +169,8 @@ class Decoder(DecoderSettings, nn.Module):
         for embedding in (self.token_embeddings, self.position_embeddings):
             if embedding is not None:
                 yield embedding, partial(_draw, embedding, start.embedding)
+        if self.position_bias is not None:
+            yield self.position_bias, self.position_bias.reset_parameters
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             yield layer, partial(layer.draw, start)
@@ -148,8 +186,9 @@ class Decoder(DecoderSettings, nn.Module):
 
         Args:
             batch: `input_ids`, `labels` and, if some positions do not count for the loss,
-                `attention_mask` with the weight of each, 0 for those that do not. Attention
-                itself is only causal.
+                `attention_mask` with the weight of each, 0 for those that do not; it does not
+                restrict attention. For packed sequences: `attention_span` with, for each key, the
+                largest distance from which it is seen, and `position_ids`.
 
         Returns:
             `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
@@ -168,7 +207,16 @@ class Decoder(DecoderSettings, nn.Module):
                 f"and 'labels'. Use another data processor or model."
             )
         labels, attention_mask = batch["labels"], batch.get("attention_mask")
-        logits = self.logits(batch["input_ids"])
+        check_batch(
+            batch,
+            has_window=self.attention_sliding_window_length is not None,
+            uses_positions=self.position_embedding_type in ("learned", "fixed", "rotary"),
+        )
+        logits = self.logits(
+            batch["input_ids"],
+            position_ids=batch.get(POSITIONS_KEY),
+            attention_span=batch.get(SPAN_KEY),
+        )
         loss, num_items = language_loss(
             logits,
             labels,
@@ -189,32 +237,66 @@ class Decoder(DecoderSettings, nn.Module):
             outputs, batch, loss_scaling=self.loss_scaling, loss_weight=self.loss_weight
         )
 
-    def logits(self, input_ids: Tensor) -> Tensor:
+    def logits(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        attention_span: Tensor | None = None,
+    ) -> Tensor:
         """Return the logits of the next token at every position.
 
+        Args:
+            input_ids: The tokens.
+            position_ids: Positions for embeddings and rotary angles; None = 0, 1, ...
+            attention_span: For each key, the largest distance from which it is seen; None = any.
+
         Shapes:
-            input_ids: (B, T) integer. Returns: (B, T, V).
+            input_ids, position_ids, attention_span: (B, T) integer. Returns: (B, T, V).
         """
-        length, device = input_ids.shape[1], input_ids.device
+        length = input_ids.shape[1]
         if length > self.max_position_embeddings:
             raise ConfigError(
                 f"max_position_embeddings is {self.max_position_embeddings}, but a sequence has "
                 f"{length} tokens. Increase it, or decrease max_sequence_length of the data."
             )
-        hidden = self.token_embeddings(input_ids)
+        positions = position_ids
+        if positions is None:
+            positions = torch.arange(length, device=input_ids.device)
+        hidden = self._embed(input_ids, positions)
+        context = Context(
+            angles=None if self._rotary is None else self._rotary.angles(positions),
+            masks=make_masks(self, self.position_bias, hidden, attention_span),
+        )
+        factors = self._layer_factors(hidden)
+        for layer, factor in zip(self.layers, factors, strict=True):
+            hidden = layer(hidden, context, factor)
+        scores: Tensor = self.lm_head(self.final_norm(hidden))
+        return scores if self._logits_scale == 1 else scores * self._logits_scale
+
+    def _embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the states that the first layer gets."""
+        hidden: Tensor = self.token_embeddings(input_ids)
         if self.position_embeddings is not None:
-            hidden = hidden + self.position_embeddings(torch.arange(length, device=device))
+            hidden = hidden + self.position_embeddings(positions)
+        elif self.position_embedding_type == "fixed":
+            hidden = hidden + fixed_positions(positions, self.hidden_size).to(hidden.dtype)
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
         if self.embeddings_scale != 1:
             hidden = hidden * self.embeddings_scale
-        hidden = self.embedding_dropout(hidden)
-        positions = torch.arange(length, device=device)
-        angles = None if self._rotary is None else self._rotary.angles(positions)
-        for layer in self.layers:
-            hidden = layer(hidden, angles)
-        scores: Tensor = self.lm_head(self.final_norm(hidden))
-        return scores if self._logits_scale == 1 else scores * self._logits_scale
+        dropped: Tensor = self.embedding_dropout(hidden)
+        return dropped
+
+    def _layer_factors(self, hidden: Tensor) -> Sequence[Tensor | None]:
+        """Return each layer's own factor of the scores.
+
+        As tensors: a number of its own per layer would compile every layer again.
+        """
+        num = len(self.layers)
+        if not self.scale_qk_dot_by_layer_idx:
+            return [None] * num
+        return (1 / torch.arange(1, num + 1, device=hidden.device)).unbind()
 
     @torch.no_grad()
     @checked("generate")

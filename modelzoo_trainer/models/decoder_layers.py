@@ -5,6 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from modelzoo_trainer.models.attention import Attention
+from modelzoo_trainer.models.context import Context
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.feed_forward import FeedForward, make_norm
 from modelzoo_trainer.models.parametrization import DecoderInitializers
@@ -14,16 +15,20 @@ class DecoderLayer(nn.Module):
     """Attention, then a feed-forward network, both with pre-normalization and a residual.
 
     h = h + attention(norm(h));  h = h + ffn(norm(h))
+
+
+    `is_windowed`: whether its attention has the sliding window.
     """
 
-    # With sharded parameters of another dtype, only the states are cast: angles need float32.
+    # With sharded parameters of another dtype, only the states are cast: angles and biases need
+    # float32.
     cast_inputs: ClassVar[tuple[str, ...]] = ("hidden",)
 
-    def __init__(self, settings: DecoderSettings) -> None:
+    def __init__(self, settings: DecoderSettings, *, is_windowed: bool = False) -> None:
         super().__init__()
         size, epsilon = settings.hidden_size, settings.layer_norm_epsilon
         self.attention_norm = make_norm(settings.norm_type, size, epsilon)
-        self.attention = Attention(settings)
+        self.attention = Attention(settings, is_windowed=is_windowed)
         self.ffn_norm = make_norm(settings.norm_type, size, epsilon)
         self.ffn = FeedForward(
             size, settings.filter_size, settings.nonlinearity, settings.use_ffn_bias
@@ -42,9 +47,10 @@ class DecoderLayer(nn.Module):
         for module in self.modules():
             reset_plain(module)
 
-    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Return the states after this layer, of the same shape."""
-        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), angles))
+    def forward(self, hidden: Tensor, context: Context, factor: Tensor | None = None) -> Tensor:
+        """Return the states after this layer, of the same shape; `factor`: of its scores."""
+        attended = self.attention(self.attention_norm(hidden), context, factor)
+        hidden = hidden + self.dropout(attended)
         output: Tensor = hidden + self.dropout(self.ffn(self.ffn_norm(hidden)))
         return output
 

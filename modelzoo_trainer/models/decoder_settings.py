@@ -13,8 +13,12 @@ from modelzoo_trainer.constraints import AtLeastOne, Count, Fraction, PositiveFl
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 from modelzoo_trainer.models.initializers import InitializerSetting
+from modelzoo_trainer.models.masks import WindowPattern
+from modelzoo_trainer.models.position_bias import MAX_BUCKETS
 from modelzoo_trainer.models.rotary import Rotary
 from modelzoo_trainer.models.rotary_scaling import ScalingType, read_scaling
+
+PositionEmbedding = Literal["learned", "fixed", "relative", "rotary", "alibi"]
 
 
 @checked()
@@ -26,11 +30,15 @@ class DecoderSettings:
         vocab_size: Vocabulary size.
         hidden_size: Width of the model; a multiple of `num_heads`.
         max_position_embeddings: Maximum sequence length.
-        position_embedding_type: `learned`, `rotary`, or null for none.
+        position_embedding_type: `learned` or `fixed` (sinusoidal) embeddings, `rotary`, `relative`
+            (T5's bias of the scores) or `alibi` (a bias that falls with the distance), or null for
+            none.
+        num_relative_attention_buckets: For `relative`: number of buckets of distances, 2 to 255.
         rotary_dim: Rotated dimensions per head, even; default: a quarter of the head.
         rope_theta: Base of the rotary wavelengths, > 0.
         pos_scaling_type: How rotary positions are scaled to a longer context; `YaRN` = `yarn`.
         pos_scaling_factor: Ratio of the context to that of pre-training, >= 1; not for `longrope`.
+            For `alibi`: divides all distances.
         pos_scaling_extra_args: Of `llama3`: `low_freq_factor` (default 1), `high_freq_factor` (4),
             `original_max_position_embeddings` (8192). Of `yarn`: `original_max_position_embeddings`
             (required), `beta_fast` (32), `beta_slow` (1), `extrapolation_factor` (1), `mscale_a`
@@ -51,6 +59,7 @@ class DecoderSettings:
         attention_module: `multiquery_attention` shares keys and values among heads.
         extra_attention_params: For `multiquery_attention`: `num_kv_groups`, which divides
             `num_heads`; default: 1.
+        attention_sliding_window_length: Number of keys that a query sees, with its own; null = all.
         use_projection_bias_in_attention: Whether queries, keys and values have a bias.
         use_ffn_bias_in_attention: Whether the output projection of attention has a bias.
         filter_size: Hidden width of the feed-forward layers.
@@ -94,7 +103,8 @@ class DecoderSettings:
     vocab_size: Size = 50257
     hidden_size: Size = 768
     max_position_embeddings: Size = 1024
-    position_embedding_type: Literal["learned", "rotary"] | None = "learned"
+    position_embedding_type: PositionEmbedding | None = "learned"
+    num_relative_attention_buckets: Size | None = 32
     rotary_dim: int | None = None
     rope_theta: PositiveFloat = 10000.0
     pos_scaling_type: ScalingType = "linear"
@@ -112,6 +122,7 @@ class DecoderSettings:
     attention_type: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
     attention_module: Literal["aiayn_attention", "multiquery_attention"] = "aiayn_attention"
     extra_attention_params: dict[str, int] | None = None
+    attention_sliding_window_length: Size | None = None
     use_projection_bias_in_attention: bool = True
     use_ffn_bias_in_attention: bool = True
     filter_size: Size = 3072
@@ -139,8 +150,16 @@ class DecoderSettings:
     fold_rope_consts: bool = False
     mixed_precision: bool | None = None
     fp16_type: str | None = None
-    # Only `Gpt2Settings` makes these arguments; their features are in the shared code.
+    # Only one of the classes makes these arguments; their features are in the shared code.
     embedding_layer_norm: bool = field(default=False, init=False)
+    alibi_trainable_slopes: bool = field(default=False, init=False)
+    attention_logit_softcapping: float | None = field(default=None, init=False)
+    attention_sink_tokens: int | None = field(default=None, init=False)
+    scale_qk_dot_by_layer_idx: bool = field(default=False, init=False)
+    sliding_window_every_other_decoder_layer: bool = field(default=False, init=False)
+    sliding_window_every_other_decoder_layer_pattern: WindowPattern | None = field(
+        default=None, init=False
+    )
 
     ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"embd_pdrop": "embedding_dropout_rate"}
@@ -165,6 +184,11 @@ class DecoderSettings:
     def turning_dim(self) -> int:
         """Number of rotated dimensions per head."""
         return self.head_dim // 4 if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def num_buckets(self) -> int:
+        """Number of buckets of relative positions."""
+        return self.num_relative_attention_buckets or 32
 
     @property
     def uses_mup(self) -> bool:
@@ -251,6 +275,11 @@ class DecoderSettings:
             raise ConfigError(
                 f"rotary_dim is {dim}{unset}; it must be even, at least 2 and at most "
                 f"{self.head_dim} (hidden_size / num_heads)."
+            )
+        if self.position_embedding_type == "relative" and not 2 <= self.num_buckets <= MAX_BUCKETS:
+            raise ConfigError(
+                f"num_relative_attention_buckets is {self.num_buckets}, but must be 2 to "
+                f"{MAX_BUCKETS}: half of the buckets are of one distance each, below 128."
             )
         is_scaled = self.pos_scaling_type != "linear" or self.pos_scaling_extra_args
         if self.position_embedding_type != "rotary" and is_scaled:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.masks import WindowPattern
 
 
 @checked()
@@ -15,9 +16,19 @@ class Gpt2Settings(DecoderSettings):
 
     Args:
         embedding_layer_norm: Whether embeddings are normalized.
+        alibi_trainable_slopes: Whether the slopes of `alibi` are trained, from random values.
+        scale_qk_dot_by_layer_idx: Whether products of layer i, from 0, are divided by i + 1.
+        sliding_window_every_other_decoder_layer: Whether only every other layer has the sliding
+            window.
+        sliding_window_every_other_decoder_layer_pattern: Kind of the first layer; null =
+            `full_attention_first`.
     """
 
     embedding_layer_norm: bool = False
+    alibi_trainable_slopes: bool = False
+    scale_qk_dot_by_layer_idx: bool = False
+    sliding_window_every_other_decoder_layer: bool = False
+    sliding_window_every_other_decoder_layer_pattern: WindowPattern | None = None
 
 
 class Gpt2(Gpt2Settings, Decoder):

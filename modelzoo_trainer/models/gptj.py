@@ -9,11 +9,12 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import Fraction, checked
+from modelzoo_trainer.constraints import Fraction, Size, checked
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.context import Context
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_layers import DecoderLayer
-from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.decoder_settings import DecoderSettings, PositionEmbedding
 from modelzoo_trainer.models.initializers import InitializerSetting
 
 
@@ -23,7 +24,12 @@ class GptJSettings(DecoderSettings):
     """Settings of a decoder of the GPT-J class.
 
     Args:
-        position_embedding_type: `learned`, `rotary`, or null for none.
+        position_embedding_type: `learned` or `fixed` (sinusoidal) embeddings, `rotary`, `relative`
+            (T5's bias of the scores), or null for none.
+        num_relative_attention_buckets: For `relative`: number of buckets of distances, 2 to 255;
+            null = 32.
+        attention_sink_tokens: With a sliding window: number of keys at the beginning that all
+            later queries see.
         embedding_dropout_rate: Dropout of embeddings; null = `dropout_rate`.
         residual_dropout_rate: Another name of `dropout_rate`.
         use_ffn_bias: Whether the feed-forward layers have biases.
@@ -41,7 +47,9 @@ class GptJSettings(DecoderSettings):
             root; muP does not change it.
     """
 
-    position_embedding_type: Literal["learned", "rotary"] | None = "rotary"
+    position_embedding_type: PositionEmbedding | None = "rotary"
+    num_relative_attention_buckets: Size | None = None
+    attention_sink_tokens: Size | None = None
     embedding_dropout_rate: Fraction | None = 0.1
     residual_dropout_rate: Fraction | None = None
     use_ffn_bias: bool = False
@@ -64,6 +72,17 @@ class GptJSettings(DecoderSettings):
     @override
     def _check(self) -> None:
         super()._check()
+        if self.position_embedding_type == "alibi":
+            raise ConfigError(
+                "position_embedding_type is 'alibi', which the decoders gptj, gpt-neox and falcon "
+                "do not have. Use another one, or a decoder of the GPT-2 class."
+            )
+        if self.attention_sink_tokens is not None and self.attention_sliding_window_length is None:
+            raise ConfigError(
+                f"attention_sink_tokens ({self.attention_sink_tokens}) requires "
+                f"attention_sliding_window_length: without a window, all keys stay visible. Set "
+                f"it, or remove attention_sink_tokens."
+            )
         if self.pos_scaling_type == "llama3":
             raise ConfigError(
                 "pos_scaling_type is 'llama3', which the decoders gptj, gpt-neox and falcon do not "
@@ -77,16 +96,16 @@ class ParallelLayer(DecoderLayer):
     h = h + attention(norm(h)) + ffn(norm(h)); one normalization, or each its own.
     """
 
-    def __init__(self, settings: GptJSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: GptJSettings, *, is_windowed: bool = False) -> None:
+        super().__init__(settings, is_windowed=is_windowed)
         self.has_shared_norm = not settings.use_untied_layer_norm
         if self.has_shared_norm:
             del self.ffn_norm
 
     @override
-    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, hidden: Tensor, context: Context, factor: Tensor | None = None) -> Tensor:
         normed = self.attention_norm(hidden)
-        attended = self.dropout(self.attention(normed, angles))
+        attended = self.dropout(self.attention(normed, context, factor))
         if not self.has_shared_norm:
             normed = self.ffn_norm(hidden)
         output: Tensor = hidden + attended + self.dropout(self.ffn(normed))
@@ -102,5 +121,5 @@ class GptJ(GptJSettings, Decoder):
     SETTINGS = GptJSettings
 
     @override
-    def _make_layer(self) -> ParallelLayer:
-        return ParallelLayer(self)
+    def _make_layer(self, *, is_windowed: bool) -> ParallelLayer:
+        return ParallelLayer(self, is_windowed=is_windowed)

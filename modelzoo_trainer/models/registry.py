@@ -16,8 +16,11 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
         "gpt2": _GPT2,
+        "bloom": _GPT2,
+        "btlm": _GPT2,
         "gemma2": _GPT2,
         "gpt3": _GPT2,
+        "jais": _GPT2,
         "llama": _GPT2,
         "mistral": _GPT2,
         "santacoder": _GPT2,

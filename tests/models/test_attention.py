@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.models.attention import Attention
+from modelzoo_trainer.models.context import Context
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
+
+PLAIN = Context(angles=None, masks=(None, None))
 
 
 def make(**changes: Any) -> Attention:
@@ -42,21 +45,21 @@ def by_hand(attention: Attention, hidden: Tensor) -> Tensor:
 def test_attention_is_the_formula() -> None:
     attention = make()
 
-    torch.testing.assert_close(attention(states(), None), by_hand(attention, states()))
+    torch.testing.assert_close(attention(states(), PLAIN), by_hand(attention, states()))
 
 
 def test_unscaled_attention_is_the_formula_without_a_scale() -> None:
     attention = make(attention_type="dot_product")
 
     assert attention.scale == 1
-    torch.testing.assert_close(attention(states(), None), by_hand(attention, states()))
+    torch.testing.assert_close(attention(states(), PLAIN), by_hand(attention, states()))
 
 
 def test_as_many_groups_as_heads_is_ordinary_attention() -> None:
     ordinary, as_many = make(), grouped(4)
     as_many.load_state_dict(ordinary.state_dict())
 
-    assert torch.equal(as_many(states(), None), ordinary(states(), None))
+    assert torch.equal(as_many(states(), PLAIN), ordinary(states(), PLAIN))
 
 
 def test_a_group_shares_its_keys_and_values_among_its_heads() -> None:
@@ -67,11 +70,11 @@ def test_a_group_shares_its_keys_and_values_among_its_heads() -> None:
         weights[name] = by_group.repeat_interleave(2, dim=0).flatten(0, 1)
     ordinary.load_state_dict(weights)
 
-    torch.testing.assert_close(shared(states(), None), ordinary(states(), None))
+    torch.testing.assert_close(shared(states(), PLAIN), ordinary(states(), PLAIN))
 
 
 def test_multiquery_attention_has_one_group_by_default() -> None:
     attention = make(attention_module="multiquery_attention")
 
     assert attention.k_proj.weight.shape == (6, 24)
-    assert attention(states(), None).shape == (2, 7, 24)
+    assert attention(states(), PLAIN).shape == (2, 7, 24)

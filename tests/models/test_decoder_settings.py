@@ -42,6 +42,15 @@ from modelzoo_trainer.models.gpt2 import Gpt2Settings
             "rotary_dim is 7; it must be even, at least 2 and at most 64",
         ),
         ({"position_embedding_type": "rotary", "rotary_dim": 66}, "rotary_dim is 66"),
+        (
+            {"position_embedding_type": "relative", "num_relative_attention_buckets": 256},
+            "num_relative_attention_buckets is 256, but must be 2 to 255",
+        ),
+        (
+            {"position_embedding_type": "alibi", "pos_scaling_type": "llama3"},
+            "pos_scaling_type 'llama3' .*requires position_embedding_type: rotary, .* alibi",
+        ),
+        ({"attention_sliding_window_length": 0}, "attention_sliding_window_length: .*, got 0"),
         ({"rope_theta": 0.0}, "rope_theta: expected a number > 0, got 0.0"),
         ({"pos_scaling_factor": 0.5}, "pos_scaling_factor: expected a number >= 1, got 0.5"),
         (

@@ -159,3 +159,13 @@ def test_a_setting_has_two_names(alias: str, name: str, value: Any) -> None:
 def test_a_scaling_of_positions_that_the_class_lacks_is_refused() -> None:
     with pytest.raises(ConfigError, match="pos_scaling_type is 'llama3'"):
         GptJ.check_arguments(pos_scaling_type="llama3", pos_scaling_factor=8.0)
+
+
+def test_alibi_which_the_class_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="position_embedding_type is 'alibi'"):
+        GptJ.check_arguments(position_embedding_type="alibi")
+
+
+def test_sinks_without_a_window_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"attention_sink_tokens \(4\) requires .*window_length"):
+        GptJ.check_arguments(attention_sink_tokens=4)

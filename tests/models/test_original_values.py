@@ -14,7 +14,9 @@ from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.registry import model_class
 
 NAMES = ["gpt2", "gptj"]
-OF_GPT2 = ["gemma2", "gpt3", "llama", "mistral", "santacoder", "starcoder"]
+OF_GPT2 = [
+    *("bloom", "btlm", "gemma2", "gpt3", "jais", "llama", "mistral", "santacoder", "starcoder")
+]
 SIZES: dict[str, Any] = {  # (2 * layers) ** -0.5 is 1 / 2
     "vocab_size": 256,
     "hidden_size": 128,
@@ -202,6 +204,8 @@ DEFAULTS: dict[str, Any] = {
     "hidden_size": 768,
     "max_position_embeddings": 1024,
     "position_embedding_type": "learned",
+    "num_relative_attention_buckets": 32,
+    "alibi_trainable_slopes": False,
     "rotary_dim": None,
     "rope_theta": 10000.0,
     "pos_scaling_type": "linear",
@@ -220,6 +224,10 @@ DEFAULTS: dict[str, Any] = {
     "attention_type": "scaled_dot_product",
     "attention_module": "aiayn_attention",
     "extra_attention_params": None,
+    "attention_sliding_window_length": None,
+    "sliding_window_every_other_decoder_layer": False,
+    "sliding_window_every_other_decoder_layer_pattern": None,
+    "scale_qk_dot_by_layer_idx": False,
     "use_projection_bias_in_attention": True,
     "use_ffn_bias_in_attention": True,
     "filter_size": 3072,
@@ -258,6 +266,8 @@ def defaults_of(name: str) -> dict[str, Any]:
 
 
 GPTJ_DEFAULTS: dict[str, Any] = {
+    "num_relative_attention_buckets": None,
+    "attention_sink_tokens": None,
     "position_embedding_type": "rotary",
     "embedding_dropout_rate": 0.1,
     "residual_dropout_rate": None,  # another name of dropout_rate
@@ -266,7 +276,13 @@ GPTJ_DEFAULTS: dict[str, Any] = {
     "attention_initializer": None,  # another name of initializer
     "scale_qk_dot_by_d": False,
 }
-ONLY_GPT2 = {"embedding_layer_norm"}
+ONLY_GPT2 = {
+    "embedding_layer_norm",
+    "alibi_trainable_slopes",
+    "scale_qk_dot_by_layer_idx",
+    "sliding_window_every_other_decoder_layer",
+    "sliding_window_every_other_decoder_layer_pattern",
+}
 
 
 def test_every_default_is_that_of_the_original() -> None:

@@ -1,0 +1,333 @@
+"""The HDF5 files of folders: which there are, what their headers say, whether they change."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelzoo_trainer.errors import ConfigError
+
+log = logging.getLogger("modelzoo_trainer.data")
+
+DATASET: Final = "data"
+"""Name of the dataset with the samples in a file."""
+INCOMPLETE: Final = "INCOMPLETE.json"
+"""A file that is in a folder from the start of a preprocessing until its end."""
+_SUFFIX: Final = ".h5"
+_COUNT: Final = "n_examples"
+_EXTRA: Final = "pip install 'modelzoo-trainer[hdf5]'"
+_DIGEST_BYTES: Final = 4
+
+
+class RowFile(NamedTuple):
+    """What is known of a file without reading its rows.
+
+    Args:
+        path: As `data_dir` gives it.
+        size: Bytes of the file.
+        mtime_ns: When it was changed.
+        num_rows: Rows, or tokens of a 1-D dataset.
+        row_shape: Shape of a row; () = the dataset is 1-D.
+        dtype: Of the dataset.
+        offset: Position of contiguous data in the file; None = read it with h5py.
+        cache_bytes: Size of h5py's cache that avoids reading a chunk twice.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    num_rows: int
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int | None
+    cache_bytes: int
+
+
+_HEADERS: Final[dict[str, RowFile]] = {}
+"""Headers read by this process: a dataloader is created for each validation."""
+
+
+def h5py_module() -> Any:
+    """Return the library h5py.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
+    try:
+        return import_module("h5py")
+    except ImportError as error:
+        raise ConfigError(lacking_h5py()) from error
+
+
+def lacking_h5py() -> str:
+    """Return a message that h5py is not installed."""
+    return f"data_dir: reading HDF5 files requires h5py, which is not installed: {_EXTRA}"
+
+
+def missing_folders(folders: Iterable[str], argument: str) -> list[str]:
+    """Return a message for each folder that cannot be read now; no file is opened."""
+    found = []
+    for folder in folders:
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            problem = "is not a folder" if path.exists() else "does not exist"
+            found.append(f"{argument} {folder!r} {problem}. Give a folder with {_SUFFIX} files.")
+        elif (path / INCOMPLETE).exists():
+            found.append(_unfinished(folder, argument))
+    return found
+
+
+def find_files(folders: Sequence[str], argument: str = "data_dir") -> list[str]:
+    """Return the paths of the `.h5` files directly in the folders, sorted.
+
+    Raises:
+        ConfigError: If a folder is missing, has no such file, or its preprocessing has not ended.
+    """
+    if problems := missing_folders(folders, argument):
+        raise ConfigError(problems[0])
+    paths: list[str] = []
+    for folder in folders:
+        found = _names(folder)
+        if not found:
+            raise ConfigError(
+                f"{argument} {folder!r} has no {_SUFFIX} file. Files in subfolders and files with "
+                f"other endings are not read; give the folder that has them."
+            )
+        paths += [os.path.join(folder, name) for name in found]
+    return sorted(paths)
+
+
+def _names(folder: str) -> list[str]:
+    with os.scandir(Path(folder).expanduser()) as entries:
+        return [one.name for one in entries if one.name.endswith(_SUFFIX) and one.is_file()]
+
+
+def _unfinished(folder: str, argument: str) -> str:
+    return (
+        f"{argument} {folder!r} has a file {INCOMPLETE}: its preprocessing is running or was "
+        f"stopped. Run it again to complete the folder."
+    )
+
+
+def read_header(path: str) -> RowFile:
+    """Return what the header of a file says; of an unchanged file, it is read once in a process.
+
+    Raises:
+        ConfigError: If the file cannot be read, or has no dataset of integers called `data`.
+    """
+    real = os.path.abspath(os.path.expanduser(path))
+    status = os.stat(real)
+    known = _HEADERS.get(real)
+    if known is not None and (known.size, known.mtime_ns) == (status.st_size, status.st_mtime_ns):
+        return known._replace(path=path)
+    h5py = h5py_module()
+    try:
+        with h5py.File(real, "r", locking=False) as file:
+            found = _header(h5py, file, path, status)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the file cannot be read ({error}). It is damaged or truncated: copy or "
+            f"create it again."
+        ) from error
+    _HEADERS[real] = found
+    return found
+
+
+def _header(h5py: Any, file: Any, path: str, status: os.stat_result) -> RowFile:
+    dataset = file.get(DATASET)
+    if not isinstance(dataset, h5py.Dataset):
+        names = ", ".join(repr(name) for name in file) or "nothing"
+        raise ConfigError(
+            f"{path}: there is no dataset {DATASET!r}; the file has {names}. Remove it from the "
+            f"folder, or preprocess the data again."
+        )
+    shape, dtype = dataset.shape, dataset.dtype
+    if dtype.kind not in "iu" or not shape:
+        raise ConfigError(
+            f"{path}: dataset {DATASET!r} has dtype {dtype} and shape {shape}, expected integers "
+            f"of shape (samples, features, tokens) or (tokens,). Preprocess the data again."
+        )
+    num_rows = file.attrs.get(_COUNT, shape[0])
+    if len(shape) > 1 and num_rows != shape[0]:
+        log.warning(
+            "%s: the attribute %s is %s, but dataset %r has %d rows. All rows are used.",
+            path,
+            _COUNT,
+            num_rows,
+            DATASET,
+            shape[0],
+        )
+    offset = None
+    is_plain = dataset.chunks is None and not dataset.is_virtual and not dataset.external
+    if is_plain and hasattr(os, "preadv"):
+        offset = dataset.id.get_offset()
+    rows_per_chunk = 1 if dataset.chunks is None else dataset.chunks[0]
+    cache_bytes = 0  # a chunk that is one row is never read twice
+    if dataset.chunks is not None and rows_per_chunk > 1:
+        cache_bytes = int(np.prod(dataset.chunks)) * dtype.itemsize
+    return RowFile(
+        path=path,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        num_rows=shape[0],
+        row_shape=tuple(shape[1:]),
+        dtype=dtype,
+        offset=offset,
+        cache_bytes=cache_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowFiles:
+    """Files whose rows follow each other, in this order.
+
+    Args:
+        files: The files, with equal shapes of rows.
+        starts: Number of rows before each file.
+        dtype: One that holds the values of all.
+    """
+
+    files: tuple[RowFile, ...]
+    starts: NDArray[np.int64]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[RowFile]]) -> RowFiles:
+        """Return files as one sequence of rows.
+
+        Args:
+            groups: Files of equal dtypes; those of another group may have another one.
+
+        Raises:
+            ConfigError: If files differ in shape of rows or dtype, or a group has no rows.
+        """
+        for group in groups:
+            for one in group:
+                first = groups[0][0]
+                expected = (group[0].dtype, first.row_shape)
+                if (one.dtype, one.row_shape) != expected:
+                    like = group[0] if one.dtype != group[0].dtype else first
+                    raise ConfigError(
+                        f"{one.path}: dataset {DATASET!r} has {_described(one)}, but that of "
+                        f"{like.path} has {_described(like)}. All files must be equal in this."
+                    )
+            if not any(one.num_rows for one in group):
+                raise ConfigError(
+                    f"{group[0].path}: dataset {DATASET!r} has no rows, nor has that of any other "
+                    f"file of its folder. Preprocess the data again."
+                )
+        files = tuple(one for group in groups for one in group)
+        counts = np.array([one.num_rows for one in files], dtype=np.int64)
+        dtype = np.result_type(*{one.dtype for one in files})
+        if dtype.kind not in "iu":
+            names = ", ".join(sorted({str(one.dtype) for one in files}))
+            raise ConfigError(f"mixture: its files have dtypes {names}. Give all the same.")
+        return cls(files, np.cumsum(counts) - counts, dtype)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all files."""
+        return int(self.starts[-1]) + self.files[-1].num_rows
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row; () = datasets are 1-D."""
+        return self.files[0].row_shape
+
+    def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the file numbers of rows, and the row numbers in these files."""
+        numbers = np.searchsorted(self.starts, rows, side="right") - 1
+        return numbers, rows - self.starts[numbers]
+
+    def place_of(self, row: int) -> str:
+        """Return the file, dataset and row of a row, for messages."""
+        (number,), (inner,) = self.locate(np.array([row]))
+        word = "row" if self.row_shape else "token"
+        return f"{self.files[number].path}: dataset {DATASET!r}, {word} {inner}"
+
+
+def _described(file: RowFile) -> str:
+    shape = ", ".join(map(str, ("rows", *file.row_shape)))
+    return f"dtype {file.dtype} and shape ({shape})"
+
+
+class FolderState:
+    """The names, sizes and times of the files of folders, to notice that they change.
+
+    Args:
+        folders: As `data_dir` gives them.
+        files: Their files.
+    """
+
+    def __init__(self, folders: Sequence[str], files: Iterable[RowFile]) -> None:
+        self.folders = tuple(dict.fromkeys(folders))
+        self._known: Mapping[str, tuple[int, int]] = MappingProxyType(
+            {one.path: (one.size, one.mtime_ns) for one in files}
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folders": self.folders, "known": dict(self._known)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.folders, self._known = state["folders"], MappingProxyType(state["known"])
+
+    def check(self) -> None:
+        """Check that no file has been added, removed or changed.
+
+        Raises:
+            ConfigError: With the file, if one has.
+        """
+        known = dict(self._known)
+        for folder in self.folders:
+            try:
+                names = sorted(_names(folder))
+            except OSError as error:
+                raise self._changed(folder, f"cannot be listed any more ({error.strerror})") from (
+                    error
+                )
+            for name in names:
+                path = os.path.join(folder, name)
+                before = known.pop(path, None)
+                if before is None:
+                    raise self._changed(path, "has been added")
+                try:
+                    status = os.stat(Path(path).expanduser())
+                except OSError as error:
+                    raise self._changed(path, "has been removed") from error
+                if (status.st_size, status.st_mtime_ns) != before:
+                    raise self._changed(path, "has been changed")
+        if known:
+            raise self._changed(min(known), "has been removed")
+
+    @staticmethod
+    def _changed(path: str, what: str) -> ConfigError:
+        return ConfigError(
+            f"{path}: {what} since the dataloader was created. Restore the folder, or start the "
+            f"run again to train on its new files."
+        )
+
+
+def fingerprint_of(parts: Iterable[Sequence[RowFile]], ranges: Any) -> int:
+    """Return a number that changes with the names, sizes or rows of files.
+
+    Args:
+        parts: The files of each source of samples.
+        ranges: What is selected from them; anything with a `repr`.
+    """
+    digest = hashlib.sha256()
+    for files in parts:
+        for one in files:
+            digest.update(repr((os.path.basename(one.path), one.size, one.num_rows)).encode())
+        digest.update(b";")
+    digest.update(repr(ranges).encode())
+    return int.from_bytes(digest.digest()[:_DIGEST_BYTES], "big")

@@ -1,0 +1,91 @@
+"""What all layers of a decoder share in one forward pass: angles, masks, positions.
+
+Dimension letters: B batch, T positions, N heads, R rotary dimensions.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.masks import is_windowed, merge_bias, visible_keys
+from modelzoo_trainer.models.position_bias import AlibiBias, RelativeBias
+
+
+class Context(NamedTuple):
+    """Made once per forward pass, outside compiled and recomputed blocks.
+
+    Shapes:
+        angles: twice (T, R) or (B, 1, T, R), float32. masks: as of `attend`.
+    """
+
+    angles: tuple[Tensor, Tensor] | None  # cosines and sines of rotary positions
+    masks: tuple[Tensor | None, Tensor | None]  # of layers without and with the sliding window
+
+
+def make_position_bias(settings: DecoderSettings) -> AlibiBias | RelativeBias | None:
+    """Return the module with the bias of the scores, if positions are one."""
+    if settings.position_embedding_type == "alibi":
+        return AlibiBias(
+            settings.num_heads,
+            scaling_factor=settings.pos_scaling_factor,
+            trainable=settings.alibi_trainable_slopes,
+        )
+    if settings.position_embedding_type == "relative":
+        return RelativeBias(settings.num_heads, settings.num_buckets)
+    return None
+
+
+def windowed_layers(settings: DecoderSettings) -> list[bool]:
+    """Return, for each layer, whether it has the sliding window."""
+    if settings.attention_sliding_window_length is None:
+        return [False] * settings.num_hidden_layers
+    return [
+        is_windowed(
+            layer,
+            every_other=settings.sliding_window_every_other_decoder_layer,
+            pattern=settings.sliding_window_every_other_decoder_layer_pattern,
+        )
+        for layer in range(settings.num_hidden_layers)
+    ]
+
+
+def make_masks(
+    settings: DecoderSettings,
+    position_bias: nn.Module | None,
+    hidden: Tensor,
+    spans: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the masks of layers without and with the sliding window; unused ones are None.
+
+    `hidden`: states that the first layer gets. `spans`: `attention_span` of the batch.
+
+    Shapes:
+        hidden: (B, T, H). spans: (B, T) integer. Returns: as `Context.masks`.
+    """
+    length, device = hidden.shape[1], hidden.device
+    bias = None if position_bias is None else position_bias(length, device)
+    if bias is not None and settings.attention_logit_softcapping is None:
+        bias = bias.to(_score_dtype(hidden))  # once, not in every layer
+    layers = windowed_layers(settings)
+    full = windowed = None
+    if not all(layers):
+        full = merge_bias(bias, visible_keys(length, device, spans=spans), length, device)
+    if any(layers):
+        visible = visible_keys(
+            length,
+            device,
+            window=settings.attention_sliding_window_length,
+            sinks=settings.attention_sink_tokens or 0,
+        )
+        is_the_same = visible is None and full is not None
+        windowed = full if is_the_same else merge_bias(bias, visible, length, device)
+    return full, windowed
+
+
+def _score_dtype(hidden: Tensor) -> torch.dtype:
+    kind = hidden.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
