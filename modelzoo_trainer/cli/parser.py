@@ -269,7 +269,7 @@ def _action(options: argparse.Namespace) -> str:
 
 def _parser_without_command() -> argparse.ArgumentParser:
     commands = "\n".join(
-        f"  {name:15} {_SUMMARIES.get(name, f'run the {name} section of a file')}"
+        f"  {name:16} {_SUMMARIES.get(name, f'run the {name} section of a file')}"
         for name in COMMANDS
     )
     parser = argparse.ArgumentParser(
