@@ -13,7 +13,7 @@ ftfy = pytest.importorskip("ftfy")
 
 TEXTS = [
     "plain text\nof two lines\n",
-    "schÃ¶n\n",
+    "sch\u00c3\u00b6n\n",
     "a\r\nb\rc\u2028d\x85e\n",
     "\x1b[31mred\x1b[0m \x07 bell\n",
     "&lt;tag&gt; before\n<b> &lt;after\n&amp; and again\n",
