@@ -17,11 +17,14 @@ class Context(NamedTuple):
     """Made once per forward pass, outside compiled and recomputed blocks.
 
     Shapes:
-        angles: twice (T, R) or (B, 1, T, R), float32. masks: as of `attend`.
+        angles: twice (T, R) or (B, 1, T, R), float32. masks: as of `attend`. token_ids, counted:
+        (B, T) integer.
     """
 
     angles: tuple[Tensor, Tensor] | None  # cosines and sines of rotary positions
     masks: tuple[Tensor | None, Tensor | None]  # of layers without and with the sliding window
+    token_ids: Tensor | None = None  # for the router of experts
+    counted: Tensor | None = None  # nonzero where a token counts for the statistics of routing
 
 
 def make_position_bias(settings: DecoderSettings) -> AlibiBias | RelativeBias | None:

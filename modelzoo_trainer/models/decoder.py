@@ -33,6 +33,7 @@ from modelzoo_trainer.models.language_loss import (
     validation_means,
 )
 from modelzoo_trainer.models.masks import POSITIONS_KEY, SPAN_KEY, check_batch
+from modelzoo_trainer.models.moe_settings import read_moe, warn_of_unused
 from modelzoo_trainer.models.parametrization import (
     LrAdjustmentGroup,
     logits_scale,
@@ -40,6 +41,7 @@ from modelzoo_trainer.models.parametrization import (
     make_initializers,
 )
 from modelzoo_trainer.models.position_bias import fixed_positions
+from modelzoo_trainer.models.routing import Statistics, weighted_balancing_loss
 
 
 def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
@@ -70,7 +72,14 @@ class Decoder(DecoderSettings, nn.Module):
                 "mup_base_hidden_size and mup_base_filter_size, or remove output_logits_alpha.",
                 stacklevel=3,
             )
+        if self.output_logits_scale is not None and self.uses_mup:
+            warnings.warn(
+                f"output_logits_scale ({self.output_logits_scale}) has no effect with muP. Set "
+                "output_logits_alpha instead.",
+                stacklevel=3,
+            )
         self._warn_of_unused_windows_and_slopes()
+        self._warn_of_unused_settings_of_experts()
         self._build()
         self.reset_parameters()
 
@@ -94,6 +103,17 @@ class Decoder(DecoderSettings, nn.Module):
                     f"remove {key}.",
                     stacklevel=4,
                 )
+
+    def _warn_of_unused_settings_of_experts(self) -> None:
+        settings = read_moe(self.moe or {})
+        warn_of_unused(settings, stacklevel=4)
+        is_unused = self.initializer is not None and self.initializer_rules == "gpt2"
+        if settings.gate_initializer is not None and is_unused:
+            warnings.warn(
+                "moe.gate_initializer has no effect with initializer, which the router then has. "
+                "Remove one of them.",
+                stacklevel=4,
+            )
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> None:
@@ -123,6 +143,7 @@ class Decoder(DecoderSettings, nn.Module):
         )
         self.final_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
         self.lm_head = nn.Linear(size, self.vocab_size, bias=self.use_bias_in_output)
+        self._experts = self.experts
         self._rotary = self.rotary()
         self._logits_scale = logits_scale(self)
 
@@ -139,14 +160,16 @@ class Decoder(DecoderSettings, nn.Module):
         """Tensor parallelism: how layers are split, by module name patterns.
 
         Each process has whole heads, so their number and `num_kv_groups` must be multiples of the
-        number of processes. All processes use the same attention dropout masks.
+        number of processes. All processes use the same attention dropout masks. Experts are not
+        split.
         """
         attention, ffn = "layers.*.attention.", "layers.*.ffn."
         plan = {f"{attention}{name}_proj": "colwise" for name in "qkv"}
-        plan |= {f"{attention}o_proj": "rowwise", f"{ffn}up_proj": "colwise"}
-        if self.nonlinearity in GATED:
-            plan[f"{ffn}gate_proj"] = "colwise"
-        plan |= {f"{ffn}down_proj": "rowwise", "token_embeddings": "rowwise"}
+        plan |= {f"{attention}o_proj": "rowwise", "token_embeddings": "rowwise"}
+        if self._experts is None:
+            plan |= {f"{ffn}up_proj": "colwise", f"{ffn}down_proj": "rowwise"}
+            if self.nonlinearity in GATED:
+                plan[f"{ffn}gate_proj"] = "colwise"
         if self.position_bias is not None:
             own = self.position_bias.tensor_plan.items()
             plan |= {f"position_bias.{name}": style for name, style in own}
@@ -212,10 +235,11 @@ class Decoder(DecoderSettings, nn.Module):
             has_window=self.attention_sliding_window_length is not None,
             uses_positions=self.position_embedding_type in ("learned", "fixed", "rotary"),
         )
-        logits = self.logits(
+        logits, routed = self._run(
             batch["input_ids"],
             position_ids=batch.get(POSITIONS_KEY),
             attention_span=batch.get(SPAN_KEY),
+            counted=attention_mask,
         )
         loss, num_items = language_loss(
             logits,
@@ -224,6 +248,8 @@ class Decoder(DecoderSettings, nn.Module):
             loss_scaling=self.loss_scaling,
             loss_weight=self.loss_weight,
         )
+        if self._experts is not None and self.training:
+            loss = loss + weighted_balancing_loss(self._experts, routed, attention_mask)
         outputs = {"loss": loss, "logits": logits, "num_items": num_items}
         if self.compute_eval_metrics and not self.training:
             outputs["accuracy"] = token_accuracy(logits, labels, attention_mask)
@@ -254,6 +280,20 @@ class Decoder(DecoderSettings, nn.Module):
         Shapes:
             input_ids, position_ids, attention_span: (B, T) integer. Returns: (B, T, V).
         """
+        return self._run(input_ids, position_ids=position_ids, attention_span=attention_span)[0]
+
+    def _run(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None,
+        attention_span: Tensor | None,
+        counted: Tensor | None = None,
+    ) -> tuple[Tensor, list[Statistics]]:
+        """Return the logits and, with experts, the statistics of each layer's routing.
+
+        `counted`: nonzero where a token counts for these statistics; None = all count.
+        """
         length = input_ids.shape[1]
         if length > self.max_position_embeddings:
             raise ConfigError(
@@ -267,12 +307,20 @@ class Decoder(DecoderSettings, nn.Module):
         context = Context(
             angles=None if self._rotary is None else self._rotary.angles(positions),
             masks=make_masks(self, self.position_bias, hidden, attention_span),
+            token_ids=None if self._experts is None else input_ids,
+            counted=counted,
         )
+        routed = []
         factors = self._layer_factors(hidden)
         for layer, factor in zip(self.layers, factors, strict=True):
-            hidden = layer(hidden, context, factor)
+            output = layer(hidden, context, factor)
+            if self._experts is None:
+                hidden = output
+            else:
+                hidden, *statistics = output
+                routed.append(Statistics(*statistics))
         scores: Tensor = self.lm_head(self.final_norm(hidden))
-        return scores if self._logits_scale == 1 else scores * self._logits_scale
+        return scores if self._logits_scale == 1 else scores * self._logits_scale, routed
 
     def _embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Return the states that the first layer gets."""

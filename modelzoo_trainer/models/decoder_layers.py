@@ -7,8 +7,12 @@ from torch import Tensor, nn
 from modelzoo_trainer.models.attention import Attention
 from modelzoo_trainer.models.context import Context
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.experts import MixtureOfExperts
 from modelzoo_trainer.models.feed_forward import FeedForward, make_norm
 from modelzoo_trainer.models.parametrization import DecoderInitializers
+
+LayerOutput = Tensor | tuple[Tensor, Tensor, Tensor | None]
+"""The states; with experts, also `shares` and `probabilities` of the routing."""
 
 
 class DecoderLayer(nn.Module):
@@ -16,6 +20,7 @@ class DecoderLayer(nn.Module):
 
     h = h + attention(norm(h));  h = h + ffn(norm(h))
 
+    The feed-forward network may be a mixture of experts.
 
     `is_windowed`: whether its attention has the sliding window.
     """
@@ -30,29 +35,50 @@ class DecoderLayer(nn.Module):
         self.attention_norm = make_norm(settings.norm_type, size, epsilon)
         self.attention = Attention(settings, is_windowed=is_windowed)
         self.ffn_norm = make_norm(settings.norm_type, size, epsilon)
-        self.ffn = FeedForward(
-            size, settings.filter_size, settings.nonlinearity, settings.use_ffn_bias
-        )
+        self.ffn = make_ffn(settings)
         self.dropout = nn.Dropout(settings.dropout_rate)
 
     def draw(self, start: DecoderInitializers) -> None:
         """Initialize the projections; reset norms and biases."""
         for projection in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj):
             start.projection(projection.weight)
-        for widening in (self.ffn.up_proj, self.ffn.gate_proj):
-            if widening is not None:
-                start.ffn_input(widening.weight)
+        if isinstance(self.ffn, FeedForward):
+            for widening in (self.ffn.up_proj, self.ffn.gate_proj):
+                if widening is not None:
+                    start.ffn_input(widening.weight)
         start.attention_output(self.attention.o_proj.weight)
-        start.ffn_output(self.ffn.down_proj.weight)
+        if isinstance(self.ffn, FeedForward):
+            start.ffn_output(self.ffn.down_proj.weight)
+        else:
+            self.ffn.draw(start.router, start.ffn_input, start.ffn_output)
         for module in self.modules():
             reset_plain(module)
 
-    def forward(self, hidden: Tensor, context: Context, factor: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, context: Context, factor: Tensor | None = None
+    ) -> LayerOutput:
         """Return the states after this layer, of the same shape; `factor`: of its scores."""
         attended = self.attention(self.attention_norm(hidden), context, factor)
         hidden = hidden + self.dropout(attended)
-        output: Tensor = hidden + self.dropout(self.ffn(self.ffn_norm(hidden)))
-        return output
+        return self.add_ffn(hidden, self.ffn_norm(hidden), context)
+
+    def add_ffn(self, hidden: Tensor, normed: Tensor, context: Context) -> LayerOutput:
+        """Return `hidden` plus the output of the feed-forward network, or of the experts."""
+        if isinstance(self.ffn, MixtureOfExperts):  # with dropout in each expert
+            assert context.token_ids is not None
+            output, routing = self.ffn(normed, context.token_ids, context.counted)
+            return hidden + output, routing.shares, routing.probabilities
+        added: Tensor = hidden + self.dropout(self.ffn(normed))
+        return added
+
+
+def make_ffn(settings: DecoderSettings) -> FeedForward | MixtureOfExperts:
+    """Return the feed-forward network of a layer, or the experts."""
+    size, width = settings.hidden_size, settings.filter_size
+    experts, nonlinearity, use_bias = settings.experts, settings.nonlinearity, settings.use_ffn_bias
+    if experts is None:
+        return FeedForward(size, width, nonlinearity, use_bias)
+    return MixtureOfExperts(experts, size, width, nonlinearity, use_bias, settings.dropout_rate)
 
 
 def reset_plain(module: nn.Module) -> None:

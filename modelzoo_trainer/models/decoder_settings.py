@@ -14,6 +14,7 @@ from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 from modelzoo_trainer.models.initializers import InitializerSetting
 from modelzoo_trainer.models.masks import WindowPattern
+from modelzoo_trainer.models.moe_settings import MoeParams, MoeSettings, read_moe
 from modelzoo_trainer.models.position_bias import MAX_BUCKETS
 from modelzoo_trainer.models.rotary import Rotary
 from modelzoo_trainer.models.rotary_scaling import ScalingType, read_scaling
@@ -65,6 +66,8 @@ class DecoderSettings:
         filter_size: Hidden width of the feed-forward layers.
         nonlinearity: Activation of the feed-forward layers.
         use_ffn_bias: Whether the feed-forward layers have biases.
+        moe: A mixture of experts instead of each feed-forward network; see `MoeParams`.
+        moe_params: Another name of `moe`.
         use_bias_in_output: Whether the output layer has a bias.
         initializer_range: Standard deviation of the default initializer, a normal distribution
             truncated at two standard deviations.
@@ -128,6 +131,8 @@ class DecoderSettings:
     filter_size: Size = 3072
     nonlinearity: Nonlinearity = "gelu"
     use_ffn_bias: bool = True
+    moe: MoeParams | None = None
+    moe_params: MoeParams | None = None
     use_bias_in_output: bool = False
     initializer_range: PositiveFloat = 0.02
     embedding_initializer: InitializerSetting | None = None
@@ -155,6 +160,7 @@ class DecoderSettings:
     alibi_trainable_slopes: bool = field(default=False, init=False)
     attention_logit_softcapping: float | None = field(default=None, init=False)
     attention_sink_tokens: int | None = field(default=None, init=False)
+    output_logits_scale: float | None = field(default=None, init=False)
     scale_qk_dot_by_layer_idx: bool = field(default=False, init=False)
     sliding_window_every_other_decoder_layer: bool = field(default=False, init=False)
     sliding_window_every_other_decoder_layer_pattern: WindowPattern | None = field(
@@ -162,7 +168,7 @@ class DecoderSettings:
     )
 
     ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"embd_pdrop": "embedding_dropout_rate"}
+        {"embd_pdrop": "embedding_dropout_rate", "moe_params": "moe"}
     )
     """Further names of settings; null = not given."""
     initializer_rules: ClassVar[Literal["gpt2", "gptj"]] = "gpt2"
@@ -189,6 +195,12 @@ class DecoderSettings:
     def num_buckets(self) -> int:
         """Number of buckets of relative positions."""
         return self.num_relative_attention_buckets or 32
+
+    @property
+    def experts(self) -> MoeSettings | None:
+        """The settings of the mixture of experts, or None if there is none."""
+        settings = read_moe(self.moe or {})
+        return settings if settings.is_on else None
 
     @property
     def uses_mup(self) -> bool:
@@ -241,6 +253,7 @@ class DecoderSettings:
         """Refuse settings that contradict each other; a class with more of them extends it."""
         self._check_heads()
         self._check_positions()
+        read_moe(self.moe or {})
         if (self.mup_base_hidden_size is None) != (self.mup_base_filter_size is None):
             raise ConfigError(
                 f"mup_base_hidden_size is {self.mup_base_hidden_size} and mup_base_filter_size is "

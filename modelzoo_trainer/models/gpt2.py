@@ -3,7 +3,7 @@
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from dataclasses import dataclass
 
-from modelzoo_trainer.constraints import checked
+from modelzoo_trainer.constraints import PositiveFloat, checked
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.masks import WindowPattern
@@ -16,6 +16,7 @@ class Gpt2Settings(DecoderSettings):
 
     Args:
         embedding_layer_norm: Whether embeddings are normalized.
+        output_logits_scale: Without muP, factor on the logits; null = 1.
         alibi_trainable_slopes: Whether the slopes of `alibi` are trained, from random values.
         scale_qk_dot_by_layer_idx: Whether products of layer i, from 0, are divided by i + 1.
         sliding_window_every_other_decoder_layer: Whether only every other layer has the sliding
@@ -25,6 +26,7 @@ class Gpt2Settings(DecoderSettings):
     """
 
     embedding_layer_norm: bool = False
+    output_logits_scale: PositiveFloat | None = None
     alibi_trainable_slopes: bool = False
     scale_qk_dot_by_layer_idx: bool = False
     sliding_window_every_other_decoder_layer: bool = False
@@ -34,7 +36,7 @@ class Gpt2Settings(DecoderSettings):
 class Gpt2(Gpt2Settings, Decoder):
     """Decoder of the GPT-2 class: learned positions, LayerNorm, GELU and biases by default.
 
-    GPT-3, Llama, Mistral and others are this class with other settings; no name changes a default.
+    GPT-3, Llama, Mixtral and others are this class with other settings; no name changes a default.
     """
 
     SETTINGS = Gpt2Settings

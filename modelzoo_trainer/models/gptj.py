@@ -13,7 +13,7 @@ from modelzoo_trainer.constraints import Fraction, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.context import Context
 from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.decoder_layers import DecoderLayer
+from modelzoo_trainer.models.decoder_layers import DecoderLayer, LayerOutput
 from modelzoo_trainer.models.decoder_settings import DecoderSettings, PositionEmbedding
 from modelzoo_trainer.models.initializers import InitializerSetting
 
@@ -103,13 +103,14 @@ class ParallelLayer(DecoderLayer):
             del self.ffn_norm
 
     @override
-    def forward(self, hidden: Tensor, context: Context, factor: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, context: Context, factor: Tensor | None = None
+    ) -> LayerOutput:
         normed = self.attention_norm(hidden)
         attended = self.dropout(self.attention(normed, context, factor))
         if not self.has_shared_norm:
             normed = self.ffn_norm(hidden)
-        output: Tensor = hidden + attended + self.dropout(self.ffn(normed))
-        return output
+        return self.add_ffn(hidden + attended, normed, context)
 
 
 class GptJ(GptJSettings, Decoder):

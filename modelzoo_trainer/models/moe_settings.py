@@ -163,32 +163,37 @@ class MoeSettings:
 def read_moe(given: Mapping[str, Any]) -> MoeSettings:
     """Return the settings of a mixture; a null value means the default.
 
-    Warns of settings without effect.
-
     Raises:
         ConfigError: If a key is unknown, a value is out of range, or two contradict each other.
     """
-    defaults = {field.name: field.default for field in fields(MoeSettings)}
+    known = [field.name for field in fields(MoeSettings)]
     for key in given:
-        if key not in defaults:
-            raise ConfigError(f"moe.{key}: no such setting. {suggest(str(key), defaults)}")
-    settings = MoeSettings(**{key: one for key, one in given.items() if one is not None})
-    changed = [key for key, default in defaults.items() if getattr(settings, key) != default]
-    unused = [key for key in changed if key in _unused_keys(settings)]
-    if unused:
+        if key not in known:
+            raise ConfigError(f"moe.{key}: no such setting. {suggest(str(key), known)}")
+    return MoeSettings(**{key: one for key, one in given.items() if one is not None})
+
+
+def warn_of_unused(settings: MoeSettings, stacklevel: int = 2) -> None:
+    """Warn of settings without effect, and of a router that is not trained."""
+    unused = _unused_keys(settings)
+    changed = [
+        field.name
+        for field in fields(settings)
+        if field.name in unused and getattr(settings, field.name) != field.default
+    ]
+    if changed:
         warnings.warn(
-            f"moe.{', moe.'.join(unused)}: no effect with {_cause(settings)}. Remove "
-            f"{'it' if len(unused) == 1 else 'them'}.",
-            stacklevel=2,
+            f"moe.{', moe.'.join(changed)}: no effect with {_cause(settings)}. Remove "
+            f"{'it' if len(changed) == 1 else 'them'}.",
+            stacklevel=stacklevel,
         )
     if settings.is_on and _leaves_router_untrained(settings):
         warnings.warn(
             "moe.top_k is 1 with normalized weights, which are then always 1: the router is not "
             "trained. Set moe.load_balancing_loss_coef or moe.null_expert_bias > 0, or "
             "moe.expert_weighting_normalization: false.",
-            stacklevel=2,
+            stacklevel=stacklevel,
         )
-    return settings
 
 
 def _unused_keys(settings: MoeSettings) -> set[str]:

@@ -48,6 +48,7 @@ class DecoderInitializers:
     ffn_input: Initializer
     attention_output: Initializer
     ffn_output: Initializer
+    router: Initializer
     lm_head: Initializer
 
 
@@ -61,12 +62,14 @@ def make_initializers(settings: DecoderSettings) -> DecoderInitializers:
     def read(argument: str, setting: InitializerSetting | None) -> Initializer | None:
         return None if setting is None else read_initializer(argument, setting)
 
+    experts = settings.experts
     given = _Given(
         embedding=read("embedding_initializer", settings.embedding_initializer),
         projection=read("initializer", settings.initializer),
         ffn_input=read("ffn_initializer", settings.ffn_initializer),
         output=read("output_layer_initializer", settings.output_layer_initializer),
         ffn_output=read("ffn_output_layer_initializer", settings.ffn_output_layer_initializer),
+        router=read("moe.gate_initializer", experts.gate_initializer if experts else None),
     )
     if settings.initializer_rules == "gptj":
         return _of_gptj(settings, given)
@@ -81,6 +84,7 @@ class _Given(NamedTuple):
     ffn_input: Initializer | None
     output: Initializer | None
     ffn_output: Initializer | None
+    router: Initializer | None
 
 
 def _of_gpt2(settings: DecoderSettings, given: _Given) -> DecoderInitializers:
@@ -101,6 +105,7 @@ def _of_gpt2(settings: DecoderSettings, given: _Given) -> DecoderInitializers:
         ffn_input=(ffn_input or default).scaled(width**-0.5),
         attention_output=output,
         ffn_output=ffn_output,
+        router=projection or given.router or default,
         lm_head=normal(settings.initializer_range),
     )
 
@@ -116,6 +121,7 @@ def _of_gptj(settings: DecoderSettings, given: _Given) -> DecoderInitializers:
         ffn_input=given.ffn_input or given.output or narrower,
         attention_output=given.output or narrower.scaled(depth),
         ffn_output=given.ffn_output or given.output or ffn_output,
+        router=given.router or default,
         lm_head=normal(settings.initializer_range),
     )
 
@@ -130,8 +136,10 @@ def attention_scale(settings: DecoderSettings) -> float:
 
 
 def logits_scale(settings: DecoderSettings) -> float:
-    """Return the factor on the logits; 1 without muP."""
-    alpha = (settings.output_logits_alpha or 1.0) if settings.uses_mup else 1.0
+    """Return the factor on the logits."""
+    if not settings.uses_mup:
+        return settings.output_logits_scale or 1.0
+    alpha = settings.output_logits_alpha or 1.0
     power = 1.0 if settings.scale_output_logits_by_d else 0.5
     return float(alpha / _width_ratio(settings) ** power)
 

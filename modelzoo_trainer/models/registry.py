@@ -23,6 +23,7 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "jais": _GPT2,
         "llama": _GPT2,
         "mistral": _GPT2,
+        "mixtral": _GPT2,
         "santacoder": _GPT2,
         "starcoder": _GPT2,
         "gptj": _GPTJ,

@@ -30,6 +30,13 @@ class Routing(NamedTuple):
     probabilities: Tensor | None
 
 
+class Statistics(NamedTuple):
+    """What a layer returns of its `Routing`."""
+
+    shares: Tensor
+    probabilities: Tensor | None
+
+
 class Router(nn.Module):
     """Choose the experts of each token.
 
@@ -143,6 +150,24 @@ def _mean_of_tokens(values: Tensor, counted: Tensor | None) -> Tensor:
         return values.mean(dim=1)
     mask = (counted != 0).to(values.dtype).unsqueeze(-1)
     return (values * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+
+def weighted_balancing_loss(
+    settings: MoeSettings, routed: Sequence[Statistics], counted: Tensor | None
+) -> Tensor | float:
+    """Return the load balancing loss times its coefficient; 0 without one.
+
+    `routed`: of each layer. `counted`: as for `Router`.
+    """
+    if not settings.load_balancing_loss_coef:
+        return 0.0
+    loss = load_balancing_loss(
+        [layer.shares for layer in routed],
+        [layer.probabilities for layer in routed if layer.probabilities is not None],
+        counted,
+        settings.load_balancing_loss_over,
+    )
+    return settings.load_balancing_loss_coef * loss
 
 
 def load_balancing_loss(

@@ -5,74 +5,27 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from backends.blocks import checkpoint_activations
+from backends.sync_guard import SyncGuard
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.gpt2 import Gpt2
 from modelzoo_trainer.models.gptj import GptJ
+from tests.models.attention_options import (
+    ALIBI,
+    EVERY_OTHER,
+    GROUPED,
+    LENGTH,
+    OPTIONS,
+    RELATIVE,
+    ROTARY,
+    VOCAB,
+    WINDOW,
+    make,
+    packed,
+    tokens,
+)
 from tests.models.attention_reference import attention
-
-VOCAB, LENGTH = 50, 12
-ALIBI: dict[str, Any] = {"position_embedding_type": "alibi"}
-RELATIVE: dict[str, Any] = {
-    "position_embedding_type": "relative",
-    "num_relative_attention_buckets": 6,
-}
-ROTARY: dict[str, Any] = {"position_embedding_type": "rotary", "rotary_dim": 4}
-WINDOW: dict[str, Any] = {"attention_sliding_window_length": 3}
-EVERY_OTHER: dict[str, Any] = WINDOW | {"sliding_window_every_other_decoder_layer": True}
-GROUPED: dict[str, Any] = {
-    "attention_module": "multiquery_attention",
-    "extra_attention_params": {"num_kv_groups": 2},
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "alibi": ALIBI,
-    "trained slopes": ALIBI | {"alibi_trainable_slopes": True, "pos_scaling_factor": 2.0},
-    "relative": RELATIVE,
-    "fixed": {"position_embedding_type": "fixed"},
-    "window": ROTARY | WINDOW | GROUPED,
-    "every other": ROTARY | EVERY_OTHER,
-    "alibi, window": ALIBI | EVERY_OTHER | GROUPED,
-    "layer index": {"scale_qk_dot_by_layer_idx": True},
-    "gptj, sinks": {"kind": GptJ, "attention_sink_tokens": 2, "rotary_dim": 4} | WINDOW | GROUPED,
-    "gptj, relative": {"kind": GptJ} | RELATIVE,
-}
-
-
-def make(kind: type[Decoder] = Gpt2, **changes: Any) -> Decoder:
-    torch.manual_seed(0)
-    settings: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "max_position_embeddings": LENGTH,
-        "num_hidden_layers": 2,
-        "dropout_rate": 0.0,
-        "embedding_dropout_rate": 0.0,
-        "attention_dropout_rate": 0.0,
-        "num_heads": 4,
-        "filter_size": 64,
-        "initializer_range": 0.3,
-    }
-    return kind(**{**settings, **changes})
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def packed(lengths: list[list[int]]) -> dict[str, Tensor]:
-    """Return rows of sequences of these lengths, one after the other, then padding."""
-    ids = tokens(len(lengths), LENGTH)
-    spans, positions = torch.zeros_like(ids), torch.zeros_like(ids)
-    for row, parts in enumerate(lengths):
-        start = 0
-        for length in parts:
-            spans[row, start : start + length] = torch.arange(length - 1, -1, -1)
-            positions[row, start : start + length] = torch.arange(length)
-            start += length
-    return {"input_ids": ids, "labels": ids, "attention_span": spans, "position_ids": positions}
-
 
 OF_OPTIONS = pytest.mark.parametrize("changes", OPTIONS.values(), ids=OPTIONS)
 
@@ -267,3 +220,68 @@ def test_activation_checkpointing_keeps_losses_and_gradients(
     for own, other in zip(plain.parameters(), recomputed.parameters(), strict=True):
         assert (own.grad is None) == (other.grad is None)
         assert own.grad is None or torch.equal(own.grad, other.grad)
+
+
+@OF_OPTIONS
+def test_a_step_reads_nothing_on_the_host(changes: dict[str, Any]) -> None:
+    model, guard = make(**changes), SyncGuard()
+    batch = {"input_ids": tokens(2, LENGTH), "labels": tokens(2, LENGTH)}
+    if "attention_sliding_window_length" not in changes:
+        batch = packed([[5, 4], [12]])
+    guard.arm()
+    try:
+        model(batch)["loss"].backward()
+    finally:
+        guard.disarm()
+
+    assert guard.num_refused == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's tracing
+@OF_OPTIONS
+def test_twelve_layers_are_compiled_once_for_each_kind(changes: dict[str, Any]) -> None:
+    torch.compiler.reset()
+    model = make(num_hidden_layers=12, hidden_size=16, **changes)
+    expected = model.logits(tokens(2, LENGTH))
+    counter = CompileCounter()
+    for layer in model.layers:
+        layer.compile(backend=counter, fullgraph=True)
+
+    for _ in range(2):
+        found = model.logits(tokens(2, LENGTH))
+
+    kinds = 2 if changes.get("sliding_window_every_other_decoder_layer") else 1
+    assert counter.frame_count == kinds
+    torch.testing.assert_close(found, expected)
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trained slopes", "relative", "every other", "gptj, sinks"])
+def test_a_whole_model_is_one_graph(name: str) -> None:
+    torch.compiler.reset()
+    changes = OPTIONS[name]
+    model = make(**changes)
+    packs = "attention_sliding_window_length" not in changes
+    batch = (
+        packed([[5, 4], [12]])
+        if packs
+        else {
+            "input_ids": tokens(2, LENGTH),
+            "labels": tokens(2, LENGTH),
+        }
+    )
+    loss = model(batch)["loss"]
+    loss.backward()
+    expected = {name: param.grad for name, param in model.named_parameters()}
+    model.zero_grad()
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled_loss = compiled(batch)["loss"]
+    compiled_loss.backward()
+
+    torch.testing.assert_close(compiled_loss, loss)
+    found = {name: param.grad for name, param in model.named_parameters()}
+    torch.testing.assert_close(found, expected)
+    torch.compiler.reset()

@@ -15,7 +15,18 @@ from modelzoo_trainer.models.registry import model_class
 
 NAMES = ["gpt2", "gptj"]
 OF_GPT2 = [
-    *("bloom", "btlm", "gemma2", "gpt3", "jais", "llama", "mistral", "santacoder", "starcoder")
+    *(
+        "bloom",
+        "btlm",
+        "gemma2",
+        "gpt3",
+        "jais",
+        "llama",
+        "mistral",
+        "mixtral",
+        "santacoder",
+        "starcoder",
+    )
 ]
 SIZES: dict[str, Any] = {  # (2 * layers) ** -0.5 is 1 / 2
     "vocab_size": 256,
@@ -233,6 +244,8 @@ DEFAULTS: dict[str, Any] = {
     "filter_size": 3072,
     "nonlinearity": "gelu",
     "use_ffn_bias": True,
+    "moe": None,
+    "moe_params": None,  # another name of the former
     "use_bias_in_output": False,
     "initializer_range": 0.02,
     "embedding_initializer": None,
@@ -247,6 +260,7 @@ DEFAULTS: dict[str, Any] = {
     "attention_logits_alpha": 1.0,
     "scale_output_logits_by_d": True,
     "output_logits_alpha": None,
+    "output_logits_scale": None,
     "loss_scaling": "num_tokens",
     "loss_weight": 1.0,
     "compute_eval_metrics": True,
@@ -277,6 +291,7 @@ GPTJ_DEFAULTS: dict[str, Any] = {
     "scale_qk_dot_by_d": False,
 }
 ONLY_GPT2 = {
+    "output_logits_scale",
     "embedding_layer_norm",
     "alibi_trainable_slopes",
     "scale_qk_dot_by_layer_idx",

@@ -204,7 +204,8 @@ class HDF5Rows(BatchDataset):
         if not np.can_cast(rows.dtype, np.int32) and rows.size:
             low, high = rows.min(), rows.max()
             if low < _INT32.min or high > _INT32.max:
-                one = int(np.argmax(((rows < _INT32.min) | (rows > _INT32.max)).any(axis=-1)))
+                wrong = (rows < _INT32.min) | (rows > _INT32.max)
+                one = int(np.nonzero(wrong)[0][0])
                 raise ConfigError(
                     f"{self.files.place_of(int(places[one]))}: a value does not fit int32 (the "
                     f"file has {rows.dtype}: {low} to {high}). Preprocess the data again."
