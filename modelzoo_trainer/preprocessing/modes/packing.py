@@ -3,7 +3,7 @@
 Dimension letters: N rows, S columns of a row.
 
 A sequence of n tokens takes n - 1 columns: its last token is only a label. So no label of a packed
-row crosses from one sequence to the next, and none has to be masked for that.
+row belongs to another sequence than its input.
 """
 
 from __future__ import annotations
