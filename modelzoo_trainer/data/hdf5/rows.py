@@ -221,7 +221,7 @@ class HDF5Rows(BatchDataset):
         if ids.view(np.uint32).max() <= highest:
             return
         wrong = (ids < 0) | (ids > highest)
-        if name == LABELS:
+        if name.endswith(LABELS):
             wrong &= ids != IGNORED_LABEL
         rows, columns = np.nonzero(wrong)
         if not len(rows):
@@ -268,7 +268,7 @@ class SampleRows(HDF5Rows):
             by_row = self._as_int32(raw.transpose(1, 0, 2), places)
             raw = np.ascontiguousarray(by_row.transpose(1, 0, 2))
         for row, name in enumerate(self.features):
-            if name in (INPUTS, LABELS):
+            if name.endswith((INPUTS, LABELS)):  # of pairs of answers, too
                 self._check_tokens(raw[row], places, name)
         return raw
 
