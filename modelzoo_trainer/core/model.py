@@ -123,7 +123,11 @@ class ModelCallback(CoreCallback, Interceptable):
             return
         strict = not trainer.checkpoint.disable_strict_checkpoint_loading
         own = trainer.model.state_dict()
-        found = _renamed(own, state_dict["model"])
+        entries = state_dict["model"]
+        complete = getattr(trainer.model, "complete_state", None)
+        if complete is not None:  # a model that begins with the weights of a part of it
+            entries = complete({uncompiled(name): value for name, value in entries.items()})
+        found = _renamed(own, entries)
         if strict:
             _check_names(own, found, is_resumed="global_step" in state_dict)
         else:

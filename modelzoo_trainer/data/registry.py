@@ -10,6 +10,7 @@ from modelzoo_trainer.errors import ConfigError, suggest
 PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
+        "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",
         "GptHDF5MapDataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5MapDataProcessor",
         "SyntheticProcessor": "modelzoo_trainer.data.synthetic:SyntheticProcessor",

@@ -23,6 +23,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling as torch_signals
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.exit_codes import STOP_SIGNALS
 from modelzoo_trainer.loading.batch_seeds import DatasetWrapper
 
@@ -183,6 +184,8 @@ class WorkerIterator(Iterator[Any]):
     def _next(self, given: Iterator[Any]) -> Any:
         try:
             return next(given)
+        except ConfigError as error:  # its message has the traceback of the worker
+            raise ConfigError(_own_message(error)) from error
         except (OSError, EOFError) as error:
             # Perhaps from a worker that died while its last batch was received. torch's handler
             # of SIGCHLD, which may run within the wait, says so itself.
@@ -210,6 +213,13 @@ def _waiting(function: Callable[[Any], Any], argument: Any) -> Any:
         return function(argument)
     finally:
         reports.num_waiting -= is_main
+
+
+def _own_message(error: ConfigError) -> str:
+    """Return the message that an error had in the worker, without torch's additions."""
+    text = str(error)
+    head, found, message = text.rpartition(f"{ConfigError.__module__}.ConfigError: ")
+    return message.rstrip() if found and head.startswith("Caught ConfigError in") else text
 
 
 def shut_down(iterator: Any) -> None:

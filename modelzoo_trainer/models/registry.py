@@ -14,6 +14,7 @@ _GPTJ: Final = "modelzoo_trainer.models.gptj:GptJ"
 
 MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "dpo": "modelzoo_trainer.models.dpo:Dpo",
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
         "gpt2": _GPT2,
         "bloom": _GPT2,

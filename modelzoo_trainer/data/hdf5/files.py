@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +30,17 @@ _EXTRA: Final = "pip install 'modelzoo-trainer[hdf5]'"
 _DIGEST_BYTES: Final = 4
 
 
+class Layout(Enum):
+    """How the rows of a dataset lie in a file."""
+
+    CONTIGUOUS = "contiguous"
+    COMPRESSED = "compressed"
+    """Each row is a chunk, compressed with gzip."""
+    SHUFFLED = "shuffled"
+    """Likewise, after the filter `shuffle`."""
+    OTHER = "other"
+
+
 class RowFile(NamedTuple):
     """What is known of a file without reading its rows.
 
@@ -39,7 +51,8 @@ class RowFile(NamedTuple):
         num_rows: Rows, or tokens of a 1-D dataset.
         row_shape: Shape of a row; () = the dataset is 1-D.
         dtype: Of the dataset.
-        offset: Position of contiguous data in the file; None = read it with h5py.
+        layout: How rows lie in the file.
+        offset: Position of contiguous rows in the file.
         cache_bytes: Size of h5py's cache that avoids reading a chunk twice.
     """
 
@@ -49,9 +62,16 @@ class RowFile(NamedTuple):
     num_rows: int
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    offset: int | None
+    layout: Layout
+    offset: int
     cache_bytes: int
 
+
+_DEFLATE, _SHUFFLE = 1, 2  # numbers of HDF5's filters
+_LAYOUTS: Final = {
+    (_DEFLATE,): Layout.COMPRESSED,
+    (_SHUFFLE, _DEFLATE): Layout.SHUFFLED,
+}
 
 _HEADERS: Final[dict[str, RowFile]] = {}
 """Headers read by this process: a dataloader is created for each validation."""
@@ -167,10 +187,7 @@ def _header(h5py: Any, file: Any, path: str, status: os.stat_result) -> RowFile:
             DATASET,
             shape[0],
         )
-    offset = None
-    is_plain = dataset.chunks is None and not dataset.is_virtual and not dataset.external
-    if is_plain and hasattr(os, "preadv"):
-        offset = dataset.id.get_offset()
+    layout = _layout_of(file, dataset)
     rows_per_chunk = 1 if dataset.chunks is None else dataset.chunks[0]
     cache_bytes = 0  # a chunk that is one row is never read twice
     if dataset.chunks is not None and rows_per_chunk > 1:
@@ -182,9 +199,24 @@ def _header(h5py: Any, file: Any, path: str, status: os.stat_result) -> RowFile:
         num_rows=shape[0],
         row_shape=tuple(shape[1:]),
         dtype=dtype,
-        offset=offset,
+        layout=layout,
+        offset=dataset.id.get_offset() if layout is Layout.CONTIGUOUS else 0,
         cache_bytes=cache_bytes,
     )
+
+
+def _layout_of(file: Any, dataset: Any) -> Layout:
+    """Return how rows lie in a file; `OTHER` if they cannot be read without the library."""
+    is_plain = not (dataset.is_virtual or dataset.external or file.userblock_size)
+    if not is_plain or not hasattr(os, "preadv"):
+        return Layout.OTHER
+    if dataset.chunks is None:
+        return Layout.OTHER if dataset.id.get_offset() is None else Layout.CONTIGUOUS
+    properties = dataset.id.get_create_plist()
+    filters = [properties.get_filter(idx)[0] for idx in range(properties.get_nfilters())]
+    if dataset.chunks != (1, *dataset.shape[1:]) or not hasattr(dataset.id, "chunk_iter"):
+        return Layout.OTHER
+    return _LAYOUTS.get(tuple(filters), Layout.OTHER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,54 @@
-"""Read rows of HDF5 files through a limited number of open files."""
+"""Read rows of HDF5 files through a limited number of open files.
+
+An open file of the HDF5 library takes 600 KiB and milliseconds, and must not cross a fork. So what
+the common layouts need of it is read once (where rows are), and rows are then read without it.
+"""
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections import OrderedDict
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modelzoo_trainer.data.hdf5.files import DATASET, RowFile, h5py_module
+from modelzoo_trainer.data.hdf5.files import DATASET, Layout, RowFile, h5py_module
 from modelzoo_trainer.errors import ConfigError
 
 NUM_OPEN: Final = 128
+_MOST_INDEXED: Final = 4_000_000  # rows, of 16 bytes each
 _CLOSED: Final = -1
 _INHERITED: Final[list[Any]] = []
 """Files opened before a fork: closing them here would change the library's state of the parent."""
 
 Rows = NDArray[Any]
+
+
+class ChunkIndex(NamedTuple):
+    """Where the compressed rows of a file are.
+
+    Args:
+        offsets: Position of each row in the file.
+        sizes: Bytes of each row in the file; 0 = it was never written.
+    """
+
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, file: RowFile) -> ChunkIndex:
+        """Read the index of a file."""
+        offsets, sizes = np.zeros((2, file.num_rows), np.int64)
+
+        def note(chunk: Any) -> None:
+            row = chunk.chunk_offset[0]
+            offsets[row], sizes[row] = chunk.byte_offset, 0 if chunk.filter_mask else chunk.size
+
+        with _library_file(file) as opened:
+            opened[DATASET].id.chunk_iter(note)
+        return cls(offsets, sizes)
 
 
 class _OpenFile(Protocol):
@@ -35,6 +66,8 @@ class OpenFiles:
     def __init__(self, limit: int = NUM_OPEN) -> None:
         self.limit = limit
         self._open: OrderedDict[RowFile, _OpenFile] = OrderedDict()
+        self._indices: OrderedDict[RowFile, ChunkIndex] = OrderedDict()
+        self._num_indexed = 0
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,6 +75,9 @@ class OpenFiles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # nothing is open in another process
+
+    def __len__(self) -> int:
+        return len(self._open)
 
     def read(self, file: RowFile, start: int, stop: int) -> Rows:
         """Return rows [start, stop) of a file; of a 1-D dataset, tokens.
@@ -52,16 +88,13 @@ class OpenFiles:
         """
         try:
             return self._opened(file).read(start, stop)
-        except OSError as error:
+        except (OSError, zlib.error) as error:
             raise self._explained(error, file, start, stop) from error
 
     def close(self) -> None:
         """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
-
-    def __len__(self) -> int:
-        return len(self._open)
 
     def _opened(self, file: RowFile) -> _OpenFile:
         if self._pid != os.getpid():
@@ -73,17 +106,30 @@ class OpenFiles:
             return found
         while len(self._open) >= self.limit:
             self._open.popitem(last=False)[1].close()
-        found = _ThroughLibrary(file) if file.offset is None else _Contiguous(file, file.offset)
-        self._open[file] = found
+        self._open[file] = found = self._open_one(file)
         return found
 
-    def _explained(self, error: OSError, file: RowFile, start: int, stop: int) -> Exception:
+    def _open_one(self, file: RowFile) -> _OpenFile:
+        if file.layout is Layout.CONTIGUOUS:
+            return _Contiguous(file)
+        if file.layout is Layout.OTHER:
+            return _ThroughLibrary(file)
+        index = self._indices.get(file)
+        if index is None:
+            index = self._indices[file] = ChunkIndex.of(file)
+            self._num_indexed += file.num_rows
+            while self._num_indexed > _MOST_INDEXED and len(self._indices) > 1:
+                self._num_indexed -= self._indices.popitem(last=False)[0].num_rows
+        return _Compressed(file, index)
+
+    def _explained(self, error: Exception, file: RowFile, start: int, stop: int) -> Exception:
         row = start
         while row < stop - 1 and self._is_readable(file, row):
             row += 1
         what = f"{file.path}: dataset {DATASET!r}, {'row' if file.row_shape else 'token'} {row}"
-        if error.errno is not None and not isinstance(error, FileNotFoundError):
-            return OSError(error.errno, f"{what} cannot be read: {error.strerror or error}")
+        number = getattr(error, "errno", None)
+        if isinstance(error, OSError) and number and not isinstance(error, FileNotFoundError):
+            return OSError(number, f"{what} cannot be read: {error.strerror or error}")
         return ConfigError(
             f"{what} cannot be read ({error}). The file is damaged or gone: copy or create it "
             f"again."
@@ -92,17 +138,16 @@ class OpenFiles:
     def _is_readable(self, file: RowFile, row: int) -> bool:
         try:
             self._opened(file).read(row, row + 1)
-        except OSError:
+        except (OSError, zlib.error):
             return False
         return True
 
 
 class _ThroughLibrary:
-    """A file of which h5py reads the rows: they are compressed, or in chunks."""
+    """A file of any layout, whose rows h5py reads."""
 
     def __init__(self, file: RowFile) -> None:
-        path = os.path.expanduser(file.path)
-        self._file = h5py_module().File(path, "r", locking=False, rdcc_nbytes=file.cache_bytes)
+        self._file = _library_file(file)
         self._data = self._file[DATASET]
 
     def read(self, start: int, stop: int) -> Rows:
@@ -118,29 +163,23 @@ class _ThroughLibrary:
         self._file.close()
 
 
-class _Contiguous:
-    """A file with contiguous rows, which need no library.
+class _Direct:
+    """A file that is read without the library.
 
-    Unlike a memory map, reading a file that has been truncated raises an exception.
+    Unlike with a memory map, reading a file that has been truncated raises an exception.
     """
 
-    def __init__(self, file: RowFile, offset: int) -> None:
+    def __init__(self, file: RowFile) -> None:
         self._number = _CLOSED
+        self._shape, self._dtype = file.row_shape, file.dtype
         self._number = os.open(os.path.expanduser(file.path), os.O_RDONLY | os.O_CLOEXEC)
-        self._shape, self._dtype, self._offset = file.row_shape, file.dtype, offset
-        self._row_bytes = int(np.prod(file.row_shape, dtype=np.int64)) * file.dtype.itemsize
 
-    def read(self, start: int, stop: int) -> Rows:
-        """Return rows."""
-        rows: Rows = np.empty((stop - start, *self._shape), self._dtype)
-        left = rows.reshape(-1).view(np.uint8).data
-        position = self._offset + start * self._row_bytes
-        while left:
-            num = os.preadv(self._number, [left], position)
+    def _fill(self, target: memoryview, position: int) -> None:
+        while target:
+            num = os.preadv(self._number, [target], position)
             if not num:
                 raise OSError("the file ends before")
-            left, position = left[num:], position + num
-        return rows
+            target, position = target[num:], position + num
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -150,3 +189,49 @@ class _Contiguous:
 
     def __del__(self) -> None:
         self.close()
+
+
+class _Contiguous(_Direct):
+    """A file whose rows follow each other, uncompressed."""
+
+    def __init__(self, file: RowFile) -> None:
+        super().__init__(file)
+        self._offset = file.offset
+        self._row_bytes = int(np.prod(file.row_shape, dtype=np.int64)) * file.dtype.itemsize
+
+    def read(self, start: int, stop: int) -> Rows:
+        """Return rows."""
+        rows: Rows = np.empty((stop - start, *self._shape), self._dtype)
+        target = rows.reshape(-1).view(np.uint8).data
+        self._fill(target, self._offset + start * self._row_bytes)
+        return rows
+
+
+class _Compressed(_Direct):
+    """A file whose rows are compressed with gzip, each for itself."""
+
+    def __init__(self, file: RowFile, index: ChunkIndex) -> None:
+        super().__init__(file)
+        self._file, self._index = file, index
+
+    def read(self, start: int, stop: int) -> Rows:
+        """Return rows."""
+        index, shape, dtype = self._index, self._shape, self._dtype
+        if not index.sizes[start:stop].all():
+            with _library_file(self._file) as opened:
+                rows: Rows = opened[DATASET][start:stop]
+                return rows
+        found = []
+        for row in range(start, stop):
+            packed = bytearray(int(index.sizes[row]))
+            self._fill(memoryview(packed), int(index.offsets[row]))
+            content = np.frombuffer(zlib.decompress(packed), np.uint8)
+            if self._file.layout is Layout.SHUFFLED:  # the first bytes of all values come first
+                content = np.ascontiguousarray(content.reshape(dtype.itemsize, -1).T).reshape(-1)
+            found.append(content.view(dtype).reshape(shape))
+        return found[0][None] if len(found) == 1 else np.stack(found)
+
+
+def _library_file(file: RowFile) -> Any:
+    path = os.path.expanduser(file.path)
+    return h5py_module().File(path, "r", locking=False, rdcc_nbytes=file.cache_bytes)

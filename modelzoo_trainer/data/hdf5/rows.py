@@ -204,7 +204,8 @@ class HDF5Rows(BatchDataset):
         if not np.can_cast(rows.dtype, np.int32) and rows.size:
             low, high = rows.min(), rows.max()
             if low < _INT32.min or high > _INT32.max:
-                one = int(np.argmax(((rows < _INT32.min) | (rows > _INT32.max)).any(axis=-1)))
+                wrong = (rows < _INT32.min) | (rows > _INT32.max)
+                one = int(np.nonzero(wrong)[0][0])
                 raise ConfigError(
                     f"{self.files.place_of(int(places[one]))}: a value does not fit int32 (the "
                     f"file has {rows.dtype}: {low} to {high}). Preprocess the data again."
@@ -220,7 +221,7 @@ class HDF5Rows(BatchDataset):
         if ids.view(np.uint32).max() <= highest:
             return
         wrong = (ids < 0) | (ids > highest)
-        if name == LABELS:
+        if name.endswith(LABELS):
             wrong &= ids != IGNORED_LABEL
         rows, columns = np.nonzero(wrong)
         if not len(rows):
@@ -267,7 +268,7 @@ class SampleRows(HDF5Rows):
             by_row = self._as_int32(raw.transpose(1, 0, 2), places)
             raw = np.ascontiguousarray(by_row.transpose(1, 0, 2))
         for row, name in enumerate(self.features):
-            if name in (INPUTS, LABELS):
+            if name.endswith((INPUTS, LABELS)):  # of pairs of answers, too
                 self._check_tokens(raw[row], places, name)
         return raw
 

@@ -1,0 +1,1 @@
+"""Modes: what rows are made of documents."""

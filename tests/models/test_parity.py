@@ -1,0 +1,265 @@
+"""Logits and gradients are those of transformers, with the same weights."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modelzoo_trainer.models.registry import model_class
+from tests.models.llama_settings import LLAMA
+from tests.models.parity import (
+    DIM,
+    FILTER,
+    GPTJ_ROTARY,
+    LENGTH,
+    SIZES,
+    VOCAB,
+    Case,
+    bigcode_tensors,
+    fused_tensors,
+    gpt2_tensors,
+    gptj_tensors,
+    llama_tensors,
+    per_group,
+    per_head,
+    queries_first,
+)
+
+pytestmark = pytest.mark.slow
+
+ONE_GROUP = {
+    "attention_module": "multiquery_attention",
+    "extra_attention_params": {"num_kv_groups": 1},
+}
+TWO_GROUPS = {
+    "attention_module": "multiquery_attention",
+    "extra_attention_params": {"num_kv_groups": 2},
+}
+WITHOUT_BIASES = {
+    "use_projection_bias_in_attention": False,
+    "use_ffn_bias_in_attention": False,
+    "use_ffn_bias": False,
+}
+ROTARY = 1e-6  # of float64, since angles are float32
+
+
+def llama(theirs: dict[str, Any], **ours: Any) -> Case:
+    """Return a Llama with `rope_parameters` of theirs and settings of ours."""
+    config = {
+        "intermediate_size": FILTER,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_theta": 500.0, **theirs},
+    }
+    settings = LLAMA | TWO_GROUPS | {"rotary_dim": DIM, "rope_theta": 500.0} | ours
+    return Case("llama", "LlamaForCausalLM", settings, config, llama_tensors, ROTARY)
+
+
+def scaled(kind: str, factor: float, *, ours: Any = None, theirs: Any = None) -> Case:
+    """Return a Llama with scaled positions."""
+    extra = {"pos_scaling_extra_args": ours} if ours else {}
+    rope = {"rope_type": kind, "factor": factor, **(theirs or {})}
+    factors = {} if kind == "longrope" else {"pos_scaling_factor": factor}
+    return llama(rope, pos_scaling_type=kind, **factors, **extra)
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 12}
+LONGROPE = {
+    "original_max_position_embeddings": 12,
+    "long_factor": [1.0, 1.5, 2.0, 4.0],
+    "short_factor": [1.0, 1.0, 1.0, 1.0],
+}
+YARN = {"original_max_position_embeddings": 12, "beta_fast": 2.0, "beta_slow": 0.5}
+NEOX = {
+    "layer": "gpt_neox.layers",
+    "token_embeddings": "gpt_neox.embed_in",
+    "layer.attention_norm": "input_layernorm",
+    "layer.ffn_norm": "post_attention_layernorm",
+    "layer.attention": "attention.query_key_value",
+    "layer.attention.o_proj": "attention.dense",
+    "layer.ffn.up_proj": "mlp.dense_h_to_4h",
+    "layer.ffn.down_proj": "mlp.dense_4h_to_h",
+    "final_norm": "gpt_neox.final_layer_norm",
+    "lm_head": "lm_head",
+}
+FALCON = {
+    "layer": "transformer.h",
+    "token_embeddings": "transformer.word_embeddings",
+    "layer.attention_norm": "input_layernorm",
+    "layer.attention": "self_attention.query_key_value",
+    "layer.attention.o_proj": "self_attention.dense",
+    "layer.ffn.up_proj": "mlp.dense_h_to_4h",
+    "layer.ffn.down_proj": "mlp.dense_4h_to_h",
+    "final_norm": "transformer.ln_f",
+}
+FALCON_40B = FALCON | {"layer.attention_norm": "ln_attn", "layer.ffn_norm": "ln_mlp"}
+FALCON_CONFIG = {
+    "ffn_hidden_size": FILTER,
+    "bias": False,
+    "parallel_attn": True,
+    "alibi": False,
+    "activation": "gelu",
+    "tie_word_embeddings": True,
+}
+
+CASES = {
+    "gpt2": Case(
+        "gpt2",
+        "GPT2LMHeadModel",
+        {},
+        {"n_inner": FILTER, "activation_function": "gelu"},
+        gpt2_tensors,
+    ),
+    "gpt2, tanh gelu": Case(
+        "gpt3",
+        "GPT2LMHeadModel",
+        {"nonlinearity": "gelu_new", "layer_norm_epsilon": 1e-3},
+        {"n_inner": FILTER, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-3},
+        gpt2_tensors,
+    ),
+    "starcoder": Case(
+        "starcoder",
+        "GPTBigCodeForCausalLM",
+        ONE_GROUP,
+        {
+            "n_inner": FILTER,
+            "activation_function": "gelu",
+            "multi_query": True,
+            "attn_implementation": "sdpa",  # the other has its softmax in float32
+        },
+        bigcode_tensors,
+    ),
+    "llama": llama({"rope_type": "default"}),
+    "llama, linear": scaled("linear", 3.0),
+    "llama, llama3": scaled("llama3", 4.0, ours=LLAMA3, theirs=LLAMA3),
+    "llama, yarn": scaled("yarn", 2.0, ours=YARN, theirs=YARN),
+    "llama, longrope": scaled("longrope", 2.0, ours=LONGROPE, theirs=LONGROPE),
+    "gptj": Case(
+        "gptj",
+        "GPTJForCausalLM",
+        {
+            "rotary_dim": GPTJ_ROTARY,
+            "share_embedding_weights": False,
+            "use_bias_in_output": True,
+            **WITHOUT_BIASES,
+            "use_ffn_bias": True,
+        },
+        {
+            "n_inner": FILTER,
+            "rotary_dim": GPTJ_ROTARY,
+            "activation_function": "gelu",
+            "tie_word_embeddings": False,
+        },
+        gptj_tensors,
+        ROTARY,
+    ),
+    "gpt-neox": Case(
+        "gpt-neox",
+        "GPTNeoXForCausalLM",
+        {
+            "rotary_dim": DIM // 2,
+            "share_embedding_weights": False,
+            "use_untied_layer_norm": True,
+            "use_ffn_bias": True,
+        },
+        {
+            "intermediate_size": FILTER,
+            "hidden_act": "gelu",
+            "use_parallel_residual": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "tie_word_embeddings": False,
+        },
+        fused_tensors(NEOX, per_head),
+        ROTARY,
+    ),
+    "falcon 7B": Case(
+        "falcon",
+        "FalconForCausalLM",
+        {"rotary_dim": DIM, **WITHOUT_BIASES, **ONE_GROUP},
+        FALCON_CONFIG | {"multi_query": True, "new_decoder_architecture": False},
+        fused_tensors(FALCON, queries_first),
+        ROTARY,
+    ),
+    "falcon 40B": Case(
+        "falcon",
+        "FalconForCausalLM",
+        {"rotary_dim": DIM, "use_untied_layer_norm": True, **WITHOUT_BIASES, **TWO_GROUPS},
+        FALCON_CONFIG | {"new_decoder_architecture": True, "num_kv_heads": 2},
+        fused_tensors(FALCON_40B, per_group(2)),
+        ROTARY,
+    ),
+}
+
+
+def make_theirs(case: Case, dtype: torch.dtype) -> Any:
+    """Return their model in eval mode, with random weights, norms near 1 and biases not 0."""
+    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    config_class = getattr(transformers, case.kind.split("LMHead")[0].split("For")[0] + "Config")
+    model: Any = getattr(transformers, case.kind)(config_class(**case.config_arguments()))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            is_norm = param.dim() == 1 and name.endswith("weight")
+            mean = 1.0 if is_norm and not case.is_offset else 0.0
+            param.copy_(torch.randn(param.shape, generator=generator) * 0.2 + mean)
+    return model.to(dtype).eval()
+
+
+def translated(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return their tensors under our names."""
+    pairs = list(case.tensors(tensors))
+    found = dict(pairs)
+    assert len(found) == len(pairs)
+    return found
+
+
+def with_their_weights(case: Case, theirs: nn.Module, dtype: torch.dtype) -> Any:
+    """Return our model in eval mode; every parameter is one of theirs."""
+    ours: Any = model_class(case.name)(**{**SIZES, **case.settings}).to(dtype).eval()
+    weights = translated(case, dict(theirs.named_parameters()))
+    params = dict(ours.named_parameters())
+    assert weights.keys() == params.keys()
+    with torch.no_grad():
+        for name, param in params.items():
+            weight = weights[name]
+            param.copy_(weight + 1 if case.is_offset and "norm" in name else weight)
+    return ours
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_gradients_are_those_of_transformers(name: str, dtype: torch.dtype) -> None:
+    case = CASES[name]
+    theirs = make_theirs(case, dtype)
+    ours = with_their_weights(case, theirs, dtype)
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(VOCAB, (3, LENGTH), generator=generator)
+    weights = torch.randn(3, LENGTH, VOCAB, generator=generator).to(dtype)
+
+    expected = theirs(input_ids=ids, use_cache=False).logits
+    found = ours.logits(ids)
+    torch.autograd.backward([expected, found], [weights, weights])
+
+    tolerance = case.exact if dtype == torch.float64 else 1e-5
+    scale = expected.abs().max().item()
+    assert 0.3 < scale < 30
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * max(scale, 1.0))
+    grads = translated(case, {name: param.grad for name, param in theirs.named_parameters()})
+    sizes = {key: grad.abs().max().item() for key, grad in grads.items()}
+    least = 1e-3 * max(sizes.values())  # biases of keys do not matter, but for rounding
+    for key, param in ours.named_parameters():
+        assert param.grad is not None
+        bound = max(sizes[key], least)
+        torch.testing.assert_close(
+            param.grad,
+            grads[key],
+            rtol=0,
+            atol=10 * tolerance * bound,
+            msg=lambda text, key=key: f"{key}: {text}",
+        )
