@@ -12,16 +12,10 @@ from backends.errors import BackendError
 from modelzoo_trainer.models.decoder import Decoder
 from tests.distributed.engines import spread, whole
 from tests.distributed.ranks import run_ranks
-from tests.models.attention_options import ALIBI, LENGTH, OPTIONS, make, packed, tokens
+from tests.models.attention_options import ALIBI, LENGTH, OPTIONS, batch_for, make, tokens
 
 SPLIT = {"parallel": {"tensor": -1}}
 SHARD = {"parallel": {"shard": -1}}
-
-
-def batch_for(changes: dict[str, Any]) -> dict[str, Tensor]:
-    if "attention_sliding_window_length" in changes:
-        return {"input_ids": tokens(2, LENGTH), "labels": tokens(2, LENGTH)}
-    return packed([[5, 4], [12]])
 
 
 def learn(model: Decoder, batch: dict[str, Tensor]) -> dict[str, Any]:

@@ -68,3 +68,10 @@ def packed(lengths: list[list[int]]) -> dict[str, Tensor]:
             positions[row, start : start + length] = torch.arange(length)
             start += length
     return {"input_ids": ids, "labels": ids, "attention_span": spans, "position_ids": positions}
+
+
+def batch_for(changes: dict[str, Any]) -> dict[str, Tensor]:
+    """Return packed sequences, or plain ones for a model with a window."""
+    if "attention_sliding_window_length" in changes:
+        return {"input_ids": tokens(2, LENGTH), "labels": tokens(2, LENGTH)}
+    return packed([[5, 4], [12]])
