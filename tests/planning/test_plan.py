@@ -338,3 +338,22 @@ def test_a_bias_of_the_scores_is_counted(figures: Measure) -> None:
 
     bias = 4 * 256 * 256 * 4  # heads, queries, keys, bytes
     assert found.training.total - plain.training.total >= bias
+
+
+MOE = "init.model.moe={num_experts: 3, top_k: 2, num_shared_experts: 1}"
+
+
+@pytest.mark.slow
+def test_experts_are_planned_with_all_their_weights_work_and_activations(figures: Measure) -> None:
+    plain, found, halves = figures(1), figures(1, MOE), figures(2, MOE, SHARD)
+
+    layers, tokens, hidden, width = 3, 4 * 16, 64, 128
+    expert, router = 3 * hidden * width, 3 * hidden
+    assert found.num_params == plain.num_params + layers * (3 * expert + router)
+    assert found.training.highest[Kind.PARAMETERS] == found.num_params * 4
+    # A product of a matrix with tokens, and two for gradients; a multiply-add is two operations.
+    assert found.flops == plain.flops + layers * 3 * 2 * tokens * (3 * expert + router)
+    assert found.num_host_reads == plain.num_host_reads
+    more = found.training.highest[Kind.ACTIVATIONS] - plain.training.highest[Kind.ACTIVATIONS]
+    assert more > layers * 3 * 4 * tokens * width * 4  # of each further expert, four in float32
+    assert halves.num_params_here == pytest.approx(found.num_params / 2, rel=0.001)
