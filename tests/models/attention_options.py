@@ -30,6 +30,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window": ROTARY | WINDOW | GROUPED,
     "every other": ROTARY | EVERY_OTHER,
     "alibi, window": ALIBI | EVERY_OTHER | GROUPED,
+    "softcap": {"attention_logit_softcapping": 2.0} | ROTARY | EVERY_OTHER | GROUPED,
+    "softcap, alibi": {"attention_logit_softcapping": 2.0} | ALIBI,
     "layer index": {"scale_qk_dot_by_layer_idx": True},
     "gptj, sinks": {"kind": GptJ, "attention_sink_tokens": 2, "rotary_dim": 4} | WINDOW | GROUPED,
     "gptj, relative": {"kind": GptJ} | RELATIVE,

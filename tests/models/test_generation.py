@@ -22,6 +22,8 @@ from tests.models.attention_options import (
 EXPERTS: dict[str, Any] = {"num_experts": 4, "top_k": 2}
 CASES: dict[str, dict[str, Any]] = OPTIONS | {
     "learned": {},
+    "learned with an offset": {"position_embedding_offset": 2},
+    "final softcap": {"final_logit_softcapping": 3.0, "output_logits_scale": 2.0},
     "rotary, grouped": ROTARY | GROUPED,
     "no positions": {"position_embedding_type": None},
     "experts": {"moe": EXPERTS},
