@@ -136,6 +136,16 @@ def test_shards_hold_their_part_and_gather_the_rest(figures: Measure) -> None:
 
 
 @pytest.mark.slow
+def test_layers_with_parallel_branches_are_planned_like_others(figures: Measure) -> None:
+    gated = figures(2, "init.model.name=falcon", "init.model.use_untied_layer_norm=true")
+    one_norm = figures(2, "init.model.name=falcon")
+
+    assert gated.num_params == figures(2).num_params
+    assert gated.num_params - one_norm.num_params == 3 * 64
+    assert gated.flops == figures(2).flops
+
+
+@pytest.mark.slow
 def test_accumulated_batches_are_sent_once_and_computed_each(figures: Measure) -> None:
     once, found = figures(4), figures(4, "init.loop.grad_accum_steps=3")
 
