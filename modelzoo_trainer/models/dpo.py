@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,9 @@ class Dpo(nn.Module):
     Raises:
         ConfigError: If a setting is invalid.
     """
+
+    model_arguments: ClassVar[tuple[str, ...]] = ("policy_model",)
+    """Arguments that are settings of a model, which a file has checked line by line."""
 
     def __init__(
         self,
