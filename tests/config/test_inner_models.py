@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.build import check_config
+from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.positions import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
