@@ -1,7 +1,7 @@
 """Self-attention of a decoder with optional grouped keys and values.
 
 Dimension letters: B batch, T positions, H hidden size, N heads, G groups of keys and values,
-D head dimension (H = N * D).
+D head dimension (N * D is H unless `attention_inner_dim` is given).
 """
 
 from torch import Tensor, nn
@@ -27,12 +27,13 @@ class Attention(nn.Module):
         self.scale = attention_scale(settings)
         self.softcap = settings.attention_logit_softcapping
         self.dropout_rate = settings.dropout_rate if rate is None else rate
+        inner_size = settings.head_dim * settings.num_heads
         kv_size = settings.head_dim * settings.num_kv_groups
         bias = settings.use_projection_bias_in_attention
-        self.q_proj = nn.Linear(size, size, bias=bias)
+        self.q_proj = nn.Linear(size, inner_size, bias=bias)
         self.k_proj = nn.Linear(size, kv_size, bias=bias)
         self.v_proj = nn.Linear(size, kv_size, bias=bias)
-        self.o_proj = nn.Linear(size, size, bias=settings.use_ffn_bias_in_attention)
+        self.o_proj = nn.Linear(inner_size, size, bias=settings.use_ffn_bias_in_attention)
 
     def forward(self, hidden: Tensor, context: Context, factor: Tensor | None = None) -> Tensor:
         """Return the attention output.

@@ -78,12 +78,12 @@ class Decoder(DecoderSettings, nn.Module):
                 "output_logits_alpha instead.",
                 stacklevel=3,
             )
-        self._warn_of_unused_windows_and_slopes()
+        self._warn_of_unused_settings()
         self._warn_of_unused_settings_of_experts()
         self._build()
         self.reset_parameters()
 
-    def _warn_of_unused_windows_and_slopes(self) -> None:
+    def _warn_of_unused_settings(self) -> None:
         window, other = (
             "attention_sliding_window_length",
             "sliding_window_every_other_decoder_layer",
@@ -94,6 +94,10 @@ class Decoder(DecoderSettings, nn.Module):
             "alibi_trainable_slopes": (
                 "position_embedding_type: alibi",
                 self.position_embedding_type == "alibi",
+            ),
+            "position_embedding_offset": (
+                "position_embedding_type: learned",
+                self.position_embedding_type == "learned",
             ),
         }
         for key, (needed, is_given) in needs.items():
@@ -132,7 +136,8 @@ class Decoder(DecoderSettings, nn.Module):
         self.token_embeddings = nn.Embedding(self.vocab_size, size)
         self.position_embeddings: nn.Embedding | None = None
         if self.position_embedding_type == "learned":
-            self.position_embeddings = nn.Embedding(self.max_position_embeddings, size)
+            num_rows = self.max_position_embeddings + self.position_embedding_offset
+            self.position_embeddings = nn.Embedding(num_rows, size)
         self.embedding_norm: nn.Module | None = None
         if self.embedding_layer_norm:
             self.embedding_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
@@ -300,10 +305,12 @@ class Decoder(DecoderSettings, nn.Module):
                 f"max_position_embeddings is {self.max_position_embeddings}, but a sequence has "
                 f"{length} tokens. Increase it, or decrease max_sequence_length of the data."
             )
-        positions = position_ids
-        if positions is None:
+        if position_ids is None:
             positions = torch.arange(length, device=input_ids.device)
-        hidden = self._embed(input_ids, positions)
+            rows = positions + self.position_embedding_offset
+        else:
+            positions = rows = position_ids
+        hidden = self._embed(input_ids, positions, rows)
         context = Context(
             angles=None if self._rotary is None else self._rotary.angles(positions),
             masks=make_masks(self, self.position_bias, hidden, attention_span),
@@ -320,13 +327,18 @@ class Decoder(DecoderSettings, nn.Module):
                 hidden, *statistics = output
                 routed.append(Statistics(*statistics))
         scores: Tensor = self.lm_head(self.final_norm(hidden))
-        return scores if self._logits_scale == 1 else scores * self._logits_scale, routed
+        if self._logits_scale != 1:
+            scores = scores * self._logits_scale
+        if self.final_logit_softcapping is not None:
+            scores = torch.tanh(scores / self.final_logit_softcapping)
+            scores = scores * self.final_logit_softcapping
+        return scores, routed
 
-    def _embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the states that the first layer gets."""
+    def _embed(self, input_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """Return the states that the first layer gets; `rows`: of the table of positions."""
         hidden: Tensor = self.token_embeddings(input_ids)
         if self.position_embeddings is not None:
-            hidden = hidden + self.position_embeddings(positions)
+            hidden = hidden + self.position_embeddings(rows)
         elif self.position_embedding_type == "fixed":
             hidden = hidden + fixed_positions(positions, self.hidden_size).to(hidden.dtype)
         if self.embedding_norm is not None:

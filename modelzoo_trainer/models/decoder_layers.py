@@ -19,6 +19,7 @@ class DecoderLayer(nn.Module):
     """Attention, then a feed-forward network, both with pre-normalization and a residual.
 
     h = h + attention(norm(h));  h = h + ffn(norm(h))
+    With sandwich norms: h = h + norm(attention(norm(h)));  h = h + norm(ffn(norm(h)))
 
     The feed-forward network may be a mixture of experts.
 
@@ -34,8 +35,13 @@ class DecoderLayer(nn.Module):
         size, epsilon = settings.hidden_size, settings.layer_norm_epsilon
         self.attention_norm = make_norm(settings.norm_type, size, epsilon)
         self.attention = Attention(settings, is_windowed=is_windowed)
+        self.attention_post_norm: nn.Module | None = None
         self.ffn_norm = make_norm(settings.norm_type, size, epsilon)
         self.ffn = make_ffn(settings)
+        self.ffn_post_norm: nn.Module | None = None
+        if settings.norm_first_sandwich:
+            self.attention_post_norm = make_norm(settings.norm_type, size, epsilon)
+            self.ffn_post_norm = make_norm(settings.norm_type, size, epsilon)
         self.dropout = nn.Dropout(settings.dropout_rate)
 
     def draw(self, start: DecoderInitializers) -> None:
@@ -58,8 +64,10 @@ class DecoderLayer(nn.Module):
         self, hidden: Tensor, context: Context, factor: Tensor | None = None
     ) -> LayerOutput:
         """Return the states after this layer, of the same shape; `factor`: of its scores."""
-        attended = self.attention(self.attention_norm(hidden), context, factor)
-        hidden = hidden + self.dropout(attended)
+        attended = self.dropout(self.attention(self.attention_norm(hidden), context, factor))
+        if self.attention_post_norm is not None:
+            attended = self.attention_post_norm(attended)
+        hidden = hidden + attended
         return self.add_ffn(hidden, self.ffn_norm(hidden), context)
 
     def add_ffn(self, hidden: Tensor, normed: Tensor, context: Context) -> LayerOutput:
@@ -67,8 +75,13 @@ class DecoderLayer(nn.Module):
         if isinstance(self.ffn, MixtureOfExperts):  # with dropout in each expert
             assert context.token_ids is not None
             output, routing = self.ffn(normed, context.token_ids, context.counted)
+            if self.ffn_post_norm is not None:
+                output = self.ffn_post_norm(output)
             return hidden + output, routing.shares, routing.probabilities
-        added: Tensor = hidden + self.dropout(self.ffn(normed))
+        output = self.dropout(self.ffn(normed))
+        if self.ffn_post_norm is not None:
+            output = self.ffn_post_norm(output)
+        added: Tensor = hidden + output
         return added
 
 

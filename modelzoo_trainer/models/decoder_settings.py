@@ -35,7 +35,8 @@ class DecoderSettings:
             (T5's bias of the scores) or `alibi` (a bias that falls with the distance), or null for
             none.
         num_relative_attention_buckets: For `relative`: number of buckets of distances, 2 to 255.
-        rotary_dim: Rotated dimensions per head, even; default: a quarter of the head.
+        rotary_dim: Rotated dimensions per head, even; default: a quarter of `hidden_size` /
+            `num_heads`.
         rope_theta: Base of the rotary wavelengths, > 0.
         pos_scaling_type: How rotary positions are scaled to a longer context; `YaRN` = `yarn`.
         pos_scaling_factor: Ratio of the context to that of pre-training, >= 1; not for `longrope`.
@@ -158,9 +159,13 @@ class DecoderSettings:
     # Only one of the classes makes these arguments; their features are in the shared code.
     embedding_layer_norm: bool = field(default=False, init=False)
     alibi_trainable_slopes: bool = field(default=False, init=False)
+    attention_inner_dim: int | None = field(default=None, init=False)
     attention_logit_softcapping: float | None = field(default=None, init=False)
     attention_sink_tokens: int | None = field(default=None, init=False)
+    final_logit_softcapping: float | None = field(default=None, init=False)
+    norm_first_sandwich: bool = field(default=False, init=False)
     output_logits_scale: float | None = field(default=None, init=False)
+    position_embedding_offset: int = field(default=0, init=False)
     scale_qk_dot_by_layer_idx: bool = field(default=False, init=False)
     sliding_window_every_other_decoder_layer: bool = field(default=False, init=False)
     sliding_window_every_other_decoder_layer_pattern: WindowPattern | None = field(
@@ -177,7 +182,7 @@ class DecoderSettings:
     @property
     def head_dim(self) -> int:
         """Dimension of an attention head."""
-        return self.hidden_size // self.num_heads
+        return (self.attention_inner_dim or self.hidden_size) // self.num_heads
 
     @property
     def num_kv_groups(self) -> int:
@@ -189,7 +194,9 @@ class DecoderSettings:
     @property
     def turning_dim(self) -> int:
         """Number of rotated dimensions per head."""
-        return self.head_dim // 4 if self.rotary_dim is None else self.rotary_dim
+        if self.rotary_dim is not None:
+            return self.rotary_dim
+        return self.hidden_size // self.num_heads // 4  # as there, without attention_inner_dim
 
     @property
     def num_buckets(self) -> int:
@@ -261,11 +268,12 @@ class DecoderSettings:
             )
 
     def _check_heads(self) -> None:
-        if self.hidden_size % self.num_heads:
-            raise ConfigError(
-                f"hidden_size ({self.hidden_size}) is not a multiple of num_heads "
-                f"({self.num_heads})."
-            )
+        for name in ("hidden_size", "attention_inner_dim"):
+            size = getattr(self, name)
+            if size is not None and size % self.num_heads:
+                raise ConfigError(
+                    f"{name} ({size}) is not a multiple of num_heads ({self.num_heads})."
+                )
         extra = self.extra_attention_params or {}
         _check_keys("extra_attention_params", extra, ("num_kv_groups",))
         if extra and self.attention_module == "aiayn_attention":
@@ -285,9 +293,10 @@ class DecoderSettings:
         fits = 2 <= dim <= self.head_dim and dim % 2 == 0
         if self.position_embedding_type == "rotary" and not fits:
             unset = " (the default, a quarter of the head size)" if self.rotary_dim is None else ""
+            of = "hidden_size" if self.attention_inner_dim is None else "attention_inner_dim"
             raise ConfigError(
                 f"rotary_dim is {dim}{unset}; it must be even, at least 2 and at most "
-                f"{self.head_dim} (hidden_size / num_heads)."
+                f"{self.head_dim} ({of} / num_heads)."
             )
         if self.position_embedding_type == "relative" and not 2 <= self.num_buckets <= MAX_BUCKETS:
             raise ConfigError(

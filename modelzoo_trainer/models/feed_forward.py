@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-NormType = Literal["layernorm", "rmsnorm", "biasless-layernorm"]
+NormType = Literal["layernorm", "rmsnorm", "biasless-layernorm", "nonparametric-layernorm"]
 
 _NORMS: Final[Mapping[str, Callable[..., nn.Module]]] = MappingProxyType(
     {
         "layernorm": nn.LayerNorm,
         "rmsnorm": nn.RMSNorm,
         "biasless-layernorm": partial(nn.LayerNorm, bias=False),
+        "nonparametric-layernorm": partial(nn.LayerNorm, elementwise_affine=False),
     }
 )
 
@@ -31,15 +32,23 @@ def make_norm(norm_type: NormType, size: int, epsilon: float) -> nn.Module:
 Nonlinearity = Literal[
     "gelu",
     "gelu_new",
+    "gelu_fast",
     "quick_gelu",
+    "squared_gelu",
     "relu",
+    "relu6",
+    "leaky_relu",
     "squared_relu",
     "silu",
     "swish",
+    "mish",
+    "sigmoid",
     "tanh",
+    "linear",
     "swiglu",
     "geglu",
     "reglu",
+    "liglu",
 ]
 
 
@@ -47,24 +56,45 @@ def _quick_gelu(values: Tensor) -> Tensor:
     return values * torch.sigmoid(1.702 * values)
 
 
+def _squared_gelu(values: Tensor) -> Tensor:
+    return functional.gelu(values).square()
+
+
 def _squared_relu(values: Tensor) -> Tensor:
     return functional.relu(values).square()
+
+
+def _unchanged(values: Tensor) -> Tensor:
+    return values
 
 
 _PLAIN: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
     {
         "gelu": functional.gelu,
         "gelu_new": partial(functional.gelu, approximate="tanh"),
+        # The same but for the digits of a constant that the Model Zoo writes.
+        "gelu_fast": partial(functional.gelu, approximate="tanh"),
         "quick_gelu": _quick_gelu,
+        "squared_gelu": _squared_gelu,
         "relu": functional.relu,
+        "relu6": functional.relu6,
+        "leaky_relu": functional.leaky_relu,
         "squared_relu": _squared_relu,
         "silu": functional.silu,
         "swish": functional.silu,
+        "mish": functional.mish,
+        "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
+        "linear": _unchanged,
     }
 )
 GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
-    {"swiglu": functional.silu, "geglu": functional.gelu, "reglu": functional.relu}
+    {
+        "swiglu": functional.silu,
+        "geglu": functional.gelu,
+        "reglu": functional.relu,
+        "liglu": _unchanged,
+    }
 )
 
 
@@ -76,7 +106,7 @@ def activation_of(nonlinearity: Nonlinearity) -> Callable[[Tensor], Tensor]:
 class FeedForward(nn.Module):
     """Plain or gated feed-forward network; a gated one multiplies by a second projection.
 
-    `nonlinearity`: its name; `swiglu`, `geglu` and `reglu` are gated.
+    `nonlinearity`: its name; `swiglu`, `geglu`, `reglu` and `liglu` are gated.
     """
 
     def __init__(

@@ -3,7 +3,13 @@
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from dataclasses import dataclass
 
-from modelzoo_trainer.constraints import PositiveFloat, checked
+from modelzoo_trainer.constraints import (
+    FinitePositiveFloat,
+    NonNegativeSize,
+    PositiveFloat,
+    Size,
+    checked,
+)
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.masks import WindowPattern
@@ -18,6 +24,16 @@ class Gpt2Settings(DecoderSettings):
         embedding_layer_norm: Whether embeddings are normalized.
         output_logits_scale: Without muP, factor on the logits; null = 1.
         alibi_trainable_slopes: Whether the slopes of `alibi` are trained, from random values.
+        attention_inner_dim: Sum of the sizes of all heads, a multiple of `num_heads`; default:
+            `hidden_size`.
+        attention_logit_softcapping: Bound c of the scores of attention, > 0: c * tanh(scores / c),
+            before biases of positions and masks. Needs several float32 tensors of heads x length
+            x length per sequence and layer.
+        final_logit_softcapping: The same bound of the logits.
+        norm_first_sandwich: Whether the outputs of attention and of the feed-forward network are
+            normalized too, before they are added.
+        position_embedding_offset: For `learned`: row of the first position in the table, which has
+            that many rows more; `position_ids` of a batch are used without it.
         scale_qk_dot_by_layer_idx: Whether products of layer i, from 0, are divided by i + 1.
         sliding_window_every_other_decoder_layer: Whether only every other layer has the sliding
             window.
@@ -28,6 +44,11 @@ class Gpt2Settings(DecoderSettings):
     embedding_layer_norm: bool = False
     output_logits_scale: PositiveFloat | None = None
     alibi_trainable_slopes: bool = False
+    attention_inner_dim: Size | None = None
+    attention_logit_softcapping: FinitePositiveFloat | None = None
+    final_logit_softcapping: FinitePositiveFloat | None = None
+    norm_first_sandwich: bool = False
+    position_embedding_offset: NonNegativeSize = 0
     scale_qk_dot_by_layer_idx: bool = False
     sliding_window_every_other_decoder_layer: bool = False
     sliding_window_every_other_decoder_layer_pattern: WindowPattern | None = None

@@ -11,7 +11,7 @@ from torch import nn
 from backends.deferred_init import materialize
 from backends.errors import BackendError
 from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.decoder_names import Gpt2
+from modelzoo_trainer.models.decoder_names import Gpt2, GptJ
 from tests.distributed.engines import CPU, spread, whole
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_tensor_parallel import SETTINGS
@@ -42,7 +42,7 @@ def draw(
     return values(model), after, is_shared
 
 
-@pytest.mark.slow_cases("copies", "sharded", "split, sharded", "split", "uneven")
+@pytest.mark.slow_cases("copies", "parallel layers", "sharded", "split, sharded", "split", "uneven")
 @pytest.mark.parametrize(
     ("num", "kind", "changes", "options"),
     [
@@ -51,8 +51,9 @@ def draw(
         (2, Gpt2, LLAMA, {}),
         (2, Gpt2, {}, {"parallel": {"tensor": 2}}),
         (4, Gpt2, {}, META | {"parallel": {"shard": 2, "tensor": 2}}),
+        (2, GptJ, {}, META),
     ],
-    ids=["sharded", "uneven", "copies", "split", "split, sharded"],
+    ids=["sharded", "uneven", "copies", "split", "split, sharded", "parallel layers"],
 )
 def test_a_decoder_starts_as_if_it_were_built_on_one_host(
     num: int, kind: type[Decoder], changes: dict[str, Any], options: dict[str, Any]

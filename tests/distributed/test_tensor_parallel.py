@@ -51,7 +51,7 @@ def learn(model: Decoder) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        logits = model.logits(TOKENS)
+        logits = model({"input_ids": TOKENS, "labels": TOKENS})["logits"]
     return {
         "losses": losses,
         "logits": logits.numpy(),

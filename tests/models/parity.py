@@ -5,7 +5,7 @@ gradients, into ours: the translations are linear, except for the norms of Gemma
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -58,12 +58,6 @@ class Case:
     tensors: Callable[[Tensors], Iterator[tuple[str, Tensor]]]
     exact: float = 1e-10
     is_offset: bool = False
-    without: tuple[str, ...] = field(default=())
-
-    def config_arguments(self) -> dict[str, Any]:
-        """Return the arguments of their configuration."""
-        found = {**THEIR_SIZES, **self.config}
-        return {name: value for name, value in found.items() if name not in self.without}
 
 
 def weighted(tensors: Tensors, theirs: str, ours: str) -> Iterator[tuple[str, Tensor]]:
@@ -86,7 +80,7 @@ def divided(
 
 def per_head(rows: Tensor) -> tuple[Tensor, ...]:
     """Divide rows that are queries, keys, values of the first head, and so on."""
-    return tuple(part.flatten(0, 1) for part in rows.unflatten(0, (HEADS, 3, DIM)).unbind(1))
+    return tuple(part.flatten(0, 1) for part in rows.unflatten(0, (-1, 3, DIM)).unbind(1))
 
 
 def per_group(groups: int) -> Callable[[Tensor], tuple[Tensor, ...]]:
@@ -160,9 +154,9 @@ def llama_tensors(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
     if has_four_norms:
         norms = {
             "input_layernorm": "attention_norm",
-            "post_attention_layernorm": "attention_output_norm",
+            "post_attention_layernorm": "attention_post_norm",
             "pre_feedforward_layernorm": "ffn_norm",
-            "post_feedforward_layernorm": "ffn_output_norm",
+            "post_feedforward_layernorm": "ffn_post_norm",
         }
     for idx in range(LAYERS):
         theirs, ours = f"model.layers.{idx}", f"layers.{idx}"

@@ -51,6 +51,7 @@ VARIANTS = pytest.mark.parametrize(
         (Gpt2, {"position_embedding_type": "rotary", "rotary_dim": 4}),
         (Gpt2, {"position_embedding_type": None, "embedding_layer_norm": True}),
         (Gpt2, {"nonlinearity": "squared_relu", "norm_type": "biasless-layernorm"}),
+        (Gpt2, {"nonlinearity": "liglu", "norm_type": "nonparametric-layernorm"}),
         (Gpt2, LLAMA),
         (
             Gpt2,

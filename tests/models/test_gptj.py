@@ -11,6 +11,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models import model_class
 from modelzoo_trainer.models.decoder_names import Gpt2, GptJ
 from modelzoo_trainer.models.gptj import GptJSettings
+from tests.models.formulas import attended, normed, projected
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
@@ -36,47 +37,6 @@ def make(**changes: Any) -> GptJ:
     for name, param in model.named_parameters():  # far enough from the start that each one counts
         torch.nn.init.normal_(param, mean=float("norm.weight" in name), std=0.3)
     return model
-
-
-def normed(states: Tensor, norm: Any) -> Tensor:
-    centred = states - states.mean(-1, keepdim=True)
-    scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    return scaled * norm.weight + norm.bias
-
-
-def projected(states: Tensor, linear: Any) -> Tensor:
-    product = torch.einsum("bti,oi->bto", states, linear.weight)
-    return product if linear.bias is None else product + linear.bias
-
-
-def turned(states: Tensor, dim: int) -> Tensor:
-    """Rotate the first `dim` of a head: k and k + dim / 2 are the parts of a complex number."""
-    rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angles = torch.outer(torch.arange(states.shape[1], dtype=torch.float64), rates)[:, None]
-    first, second = states[..., : dim // 2], states[..., dim // 2 : dim]
-    parts = (
-        first * angles.cos() - second * angles.sin(),
-        second * angles.cos() + first * angles.sin(),
-    )
-    return torch.cat((*parts, states[..., dim:]), dim=-1)
-
-
-def attended(states: Tensor, attention: Any, *, groups: int, dim: int | None) -> Tensor:
-    """Return causal attention of 4 heads of 8, head by head."""
-    heads = []
-    queries, keys, values = (
-        projected(states, getattr(attention, f"{part}_proj")).unflatten(-1, (-1, 8))
-        for part in "qkv"
-    )
-    if dim is not None:
-        queries, keys = turned(queries, dim), turned(keys, dim)
-    for head in range(4):
-        group = head * groups // 4
-        scores = torch.einsum("bqd,bkd->bqk", queries[:, :, head], keys[:, :, group]) / 8**0.5
-        for query in range(scores.shape[1]):
-            scores[:, query, query + 1 :] = float("-inf")
-        heads.append(scores.softmax(-1) @ values[:, :, group])
-    return projected(torch.cat(heads, dim=-1), attention.o_proj)
 
 
 @pytest.mark.parametrize(

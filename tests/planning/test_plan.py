@@ -136,6 +136,16 @@ def test_shards_hold_their_part_and_gather_the_rest(figures: Measure) -> None:
 
 
 @pytest.mark.slow
+def test_layers_with_parallel_branches_are_planned_like_others(figures: Measure) -> None:
+    gated = figures(2, "init.model.name=falcon", "init.model.use_untied_layer_norm=true")
+    one_norm = figures(2, "init.model.name=falcon")
+
+    assert gated.num_params == figures(2).num_params
+    assert gated.num_params - one_norm.num_params == 3 * 64
+    assert gated.flops == figures(2).flops
+
+
+@pytest.mark.slow
 def test_accumulated_batches_are_sent_once_and_computed_each(figures: Measure) -> None:
     once, found = figures(4), figures(4, "init.loop.grad_accum_steps=3")
 
@@ -325,3 +335,22 @@ def test_what_nothing_helps_ends_with_an_error_code(
     text = capsys.readouterr().out
     assert "still does not fit." in text
     assert "smaller batches" in text
+
+
+MOE = "init.model.moe={num_experts: 3, top_k: 2, num_shared_experts: 1}"
+
+
+@pytest.mark.slow
+def test_experts_are_planned_with_all_their_weights_work_and_activations(figures: Measure) -> None:
+    plain, found, halves = figures(1), figures(1, MOE), figures(2, MOE, SHARD)
+
+    layers, tokens, hidden, width = 3, 4 * 16, 64, 128
+    expert, router = 3 * hidden * width, 3 * hidden
+    assert found.num_params == plain.num_params + layers * (3 * expert + router)
+    assert found.training.highest[Kind.PARAMETERS] == found.num_params * 4
+    # A product of a matrix with tokens, and two for gradients; a multiply-add is two operations.
+    assert found.flops == plain.flops + layers * 3 * 2 * tokens * (3 * expert + router)
+    assert found.num_host_reads == plain.num_host_reads
+    more = found.training.highest[Kind.ACTIVATIONS] - plain.training.highest[Kind.ACTIVATIONS]
+    assert more > layers * 3 * 4 * tokens * width * 4  # of each further expert, four in float32
+    assert halves.num_params_here == pytest.approx(found.num_params / 2, rel=0.001)
