@@ -41,7 +41,7 @@ from modelzoo_trainer.models.parametrization import (
     make_initializers,
 )
 from modelzoo_trainer.models.position_bias import fixed_positions
-from modelzoo_trainer.models.routing import Statistics, weighted_balancing_loss
+from modelzoo_trainer.models.routing import LOSS_KEY, Statistics, routing_metrics
 
 
 def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
@@ -220,7 +220,8 @@ class Decoder(DecoderSettings, nn.Module):
 
         Returns:
             `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
-            loss `ModelEvalMetrics` also logs `lm_perplexity`.
+            loss `ModelEvalMetrics` also logs `lm_perplexity`. With experts, in training, what
+            `LogExpertLoad` logs.
 
         Shapes:
             In batch: (B, T) integer, T at most `max_position_embeddings`.
@@ -253,9 +254,13 @@ class Decoder(DecoderSettings, nn.Module):
             loss_scaling=self.loss_scaling,
             loss_weight=self.loss_weight,
         )
+        routing: dict[str, Tensor] = {}
         if self._experts is not None and self.training:
-            loss = loss + weighted_balancing_loss(self._experts, routed, attention_mask)
+            routing = routing_metrics(self._experts, routed, attention_mask)
+            if LOSS_KEY in routing:
+                loss = loss + self._experts.load_balancing_loss_coef * routing[LOSS_KEY]
         outputs = {"loss": loss, "logits": logits, "num_items": num_items}
+        outputs |= {name: value.detach() for name, value in routing.items()}
         if self.compute_eval_metrics and not self.training:
             outputs["accuracy"] = token_accuracy(logits, labels, attention_mask)
         return outputs
