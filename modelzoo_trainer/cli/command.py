@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
         return run_checkpoint_command(words[1:], prog=f"{PROG} checkpoint")
     if words[:1] == ["report"]:
         return _report_runs(words[1:])
+    if words[:1] == ["data_preprocess"]:
+        return _preprocess(words[1:])
     options = parse(words)
     try:
         require_sibling("backends")
@@ -90,6 +92,28 @@ def _report_runs(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def _preprocess(words: Sequence[str]) -> int:
+    """Convert data to rows; nothing of it imports torch."""
+    from modelzoo_trainer.preprocessing.command import add_arguments, run
+
+    parser = command_parser("data_preprocess")
+    add_arguments(parser)
+    options = parser.parse_args(words[1:] if words[:1] == ["run"] else words)
+    options.params = options.params or options.config
+    if options.params is None:
+        parser.error("no file is given; name the YAML file")
+    try:
+        with _modules_of_the_user(options):
+            return run(options.params, say)
+    except ConfigError as error:
+        return refuse(str(error))
+    except (OSError, RuntimeError) as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        say("Interrupted; run the same command again to continue.")
+        return INTERRUPTED
 
 
 @contextmanager

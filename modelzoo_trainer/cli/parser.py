@@ -27,8 +27,9 @@ _SUMMARIES: Final = {
     "schema": "print the JSON Schema of the files, for editors",
     "checkpoint": "list, show, verify, compare, export or delete checkpoints",
     "report": "write an HTML report with the curves of one or several runs",
+    "data_preprocess": "convert text or datasets to HDF5 rows of tokens",
 }
-_OTHERS: Final = ("check", "plan", "schema", "checkpoint", "report")
+_OTHERS: Final = ("check", "plan", "schema", "checkpoint", "report", "data_preprocess")
 COMMANDS: Final = (*_RUNS, *_OTHERS)
 """All sub-commands, in the order of the help."""
 
@@ -58,6 +59,7 @@ _EXAMPLES: Final = {
     "plan": ("plan params.yaml --world-size 64 --memory 80GiB",),
     "schema": ("schema > schema.json", "schema --import my_models > schema.json"),
     "report": ("report runs/a", "report runs/a runs/b -o report.html", "report runs/a --watch"),
+    "data_preprocess": ("data_preprocess data.yaml", "data_preprocess run --config data.yaml"),
 }
 _ALIASES: Final = {"device": ("--target_device",), "model_dir": ("-o",)}
 _SUPERVISED: Final = "--supervised"
@@ -267,7 +269,7 @@ def _action(options: argparse.Namespace) -> str:
 
 def _parser_without_command() -> argparse.ArgumentParser:
     commands = "\n".join(
-        f"  {name:13} {_SUMMARIES.get(name, f'run the {name} section of a file')}"
+        f"  {name:16} {_SUMMARIES.get(name, f'run the {name} section of a file')}"
         for name in COMMANDS
     )
     parser = argparse.ArgumentParser(

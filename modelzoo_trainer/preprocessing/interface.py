@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modelzoo_trainer.preprocessing.settings import Settings
+from modelzoo_trainer.preprocessing.tokenizers import Tokenizer
 
 Array: TypeAlias = npt.NDArray[Any]
 Entry: TypeAlias = Mapping[str, Any]
@@ -41,29 +42,11 @@ class Document(NamedTuple):
     """Row in the file; in a file of lines the byte, after decompression, at which it starts."""
     content: SemanticData
 
-    def hash(self, seed: int) -> int:
+    def hash(self, seed: int | str) -> int:
         """Return 64 bits that depend on the seed, the file and the number alone."""
         text = f"{seed}\0{self.file}\0{self.number}"
         digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
         return int.from_bytes(digest, "little")
-
-
-class Tokenizer(Protocol):
-    """A tokenizer, whatever library it is of."""
-
-    eos_id: int | None
-    pad_id: int | None
-    """The padding token; the end-of-text token where there is none."""
-    vocab_size: int
-    """One more than the largest token, with added tokens."""
-
-    def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Return the tokens of each text."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones included."""
 
 
 @dataclass(slots=True)
@@ -82,6 +65,8 @@ class Stats:
     tokens: int = 0
     """Tokens in rows, without padding."""
     padding: int = 0
+    tokens_dropped: int = 0
+    """Tokens at the end of a document or of all, too few for a row."""
     loss_tokens: int = 0
     """Tokens whose prediction counts in the loss."""
     skipped: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -158,24 +143,11 @@ class Mode(Protocol):
         """
 
 
-class Unit(NamedTuple):
-    """A piece of an input file that one worker processes at a time; given by the input alone."""
-
-    number: int
-    """In the order of the input, from 0."""
-    file: int
-    """Index of the file."""
-    start: int
-    """First byte, row group or row."""
-    stop: int
-
-
 class Packed(NamedTuple):
     """What a worker returns for the documents of a unit in one stream."""
 
-    stream: int
     encoded: Tokens | Rows
-    documents: Array
+    places: Array
     """(documents,) int64: place of each document in the unit."""
     stats: Stats
 

@@ -1,0 +1,161 @@
+"""Write rows to HDF5 files, each at once: a file under its name is complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.preprocessing.interface import Array, Rows
+
+PART: Final = ".part"
+"""Ending of a file that is being written."""
+_GZIP_LEVEL: Final = 1  # with the shuffle filter it is smaller and faster than level 4 without
+
+
+def file_name(number: int) -> str:
+    """Return the name of an output file."""
+    return f"output_chunk_0_{number}.h5"
+
+
+def h5py() -> Any:
+    """Return the library.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
+    try:
+        return import_module("h5py")
+    except ImportError as error:
+        raise ConfigError(
+            "data_preprocess requires h5py, which is not installed: "
+            'pip install "modelzoo-trainer[preprocess]"'
+        ) from error
+
+
+def write_rows(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write a file durably: under another name, then renamed.
+
+    Args:
+        path: The file; an older one is replaced.
+        arrays: By name of the dataset; the first dimension is the row.
+    """
+    part = path.with_name(path.name + PART)
+    with h5py().File(part, "w") as file:
+        for name, rows in arrays.items():
+            file.attrs["n_examples"] = len(rows)
+            file.create_dataset(
+                name,
+                data=rows,
+                chunks=(1, *rows.shape[1:]),
+                compression="gzip",
+                compression_opts=_GZIP_LEVEL,
+                shuffle=True,
+                track_times=False,
+            )
+    _sync(part)
+    part.replace(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file durably: under another name, then renamed."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file durably: under another name, then renamed."""
+    part = path.with_name(path.name + PART)
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the rows of a stream are stored."""
+
+    features: Sequence[str]
+    dtype: str
+    inverts_mask: bool
+    bytes_per_file: int
+
+    def stored(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return arrays as they are in the file."""
+        stored = dict(arrays)
+        if "data" in stored:
+            data = stored["data"].astype(self.dtype)
+            if self.inverts_mask:
+                mask = self.features.index("attention_mask")
+                data[:, mask] = 1 - data[:, mask]
+            stored["data"] = data
+        return stored
+
+    def rows_per_file(self, arrays: Mapping[str, Array]) -> int:
+        """Return the number of rows of a file, the same for all but the last."""
+        row_bytes = sum(rows[:1].nbytes for rows in arrays.values())
+        return max(1, self.bytes_per_file // max(1, row_bytes))
+
+
+class ChunkWriter:
+    """Writes the rows of a stream to files of equal numbers of rows, in order.
+
+    Args:
+        folder: Of the files.
+        layout: Of the rows.
+    """
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self._folder = folder
+        self._layout = layout
+        self.num_files = 0
+        self.pending: dict[str, Array] = {}
+        """Rows that do not fill a file yet."""
+
+    def add(self, rows: Rows) -> None:
+        """Add rows; write the files that are full."""
+        if not len(rows.lengths):
+            return
+        stored = self._layout.stored(rows.arrays)
+        if self.pending:
+            stored = {
+                name: np.concatenate((self.pending[name], array)) for name, array in stored.items()
+            }
+        count = self._layout.rows_per_file(stored)
+        total = len(next(iter(stored.values())))
+        start = 0
+        while total - start >= count:
+            self._write({name: array[start : start + count] for name, array in stored.items()})
+            start += count
+        self.pending = {name: array[start:].copy() for name, array in stored.items()}
+
+    def finish(self) -> None:
+        """Write the last file."""
+        if self.pending and len(next(iter(self.pending.values()))):
+            self._write(self.pending)
+        self.pending = {}
+
+    def _write(self, arrays: Mapping[str, Array]) -> None:
+        write_rows(self._folder / file_name(self.num_files), arrays)
+        self.num_files += 1

@@ -1,0 +1,119 @@
+"""The facts of finished rows: `data_params.json`, and the report that a run prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from modelzoo_trainer.preprocessing.interface import Stats
+from modelzoo_trainer.preprocessing.journal import rows_settings
+from modelzoo_trainer.preprocessing.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was written to one folder."""
+
+    folder: str
+    length: int
+    """Tokens of a row."""
+    num_files: int
+    stats: Stats
+
+
+def params_text(
+    settings: Settings,
+    facts: Facts,
+    *,
+    features: Sequence[str],
+    ids: dict[str, int | None],
+    num_inputs: int,
+) -> str:
+    """Return the content of `data_params.json`, with nothing of this machine.
+
+    Args:
+        settings: Those of the run.
+        facts: Of the folder.
+        features: Names of the second dimension of `data`.
+        ids: `eos_id`, `pad_id` and `vocab_size`.
+        num_inputs: Files read.
+    """
+    sections: dict[str, Any] = {"setup": {}, "processing": {}, "dataset": {}}
+    sections |= rows_settings(settings.given)
+    processing = settings.processing
+    sections["processing"] |= {
+        **ids,
+        "max_seq_length": facts.length,
+        "read_hook": processing.read_hook,
+    }
+    content = {
+        **sections,
+        "features": list(features),
+        "post-process": post_process(facts, num_inputs),
+    }
+    return json.dumps(content, indent=4, sort_keys=True) + "\n"
+
+
+def post_process(facts: Facts, num_inputs: int) -> dict[str, Any]:
+    """Return the counts of a folder, under their published names."""
+    stats = facts.stats
+    rows = max(1, stats.rows)
+    counts: dict[str, Any] = {
+        "discarded_files": 0,
+        "processed_files": num_inputs,
+        "successful_files": num_inputs,
+        "n_examples": stats.rows,
+        "num_tokens": stats.tokens + stats.padding,
+        "num_pad_tokens": stats.padding,
+        "non_pad_tokens": stats.tokens,
+        "num_masked_tokens": stats.tokens + stats.padding - stats.loss_tokens,
+        "loss_valid_tokens": stats.loss_tokens,
+        "raw_chars_count": stats.raw_chars,
+        "raw_bytes_count": stats.raw_bytes,
+        "normalized_chars_count": stats.normalized_chars,
+        "normalized_bytes_count": stats.normalized_bytes,
+        "average_chars_per_sequence": stats.normalized_chars // rows,
+        "average_bytes_per_sequence": stats.normalized_bytes // rows,
+        "total_raw_docs": stats.documents,
+        "raw_docs_skipped": stats.documents_skipped,
+        "documents_truncated": stats.documents_truncated,
+        "tokens_dropped": stats.tokens_dropped,
+        "skipped": {reason: count for reason, (count, _) in stats.skipped.items()},
+    }
+    if stats.sequences:
+        counts["num_sequences_before_packing"] = stats.sequences
+        counts["vsl_packing_factor"] = round(stats.sequences / rows, 4)
+    return counts
+
+
+def report(facts: Sequence[Facts]) -> str:
+    """Return the report of a run: a block of lines for each folder."""
+    return "\n".join(line for one in facts for line in _lines(one))
+
+
+def _lines(facts: Facts) -> list[str]:
+    stats = facts.stats
+    total = stats.tokens + stats.padding
+    lines = [
+        f"{facts.folder}: {stats.rows:,} rows of {facts.length:,} tokens in "
+        f"{facts.num_files:,} files",
+        f"  documents  {stats.documents:,}, {stats.documents_skipped:,} skipped, "
+        f"{stats.documents_truncated:,} truncated",
+        f"  tokens     {stats.tokens:,}, {_percent(stats.loss_tokens, stats.tokens)} of them in "
+        f"the loss",
+        f"  padding    {_percent(stats.padding, total)} of all positions",
+    ]
+    if stats.tokens_dropped:
+        lines.append(f"  dropped    {stats.tokens_dropped:,} tokens, too few for a row")
+    if stats.sequences:
+        factor = stats.sequences / max(1, stats.rows)
+        lines.append(f"  packing    {factor:.2f} sequences per row")
+    for reason, (count, first) in sorted(stats.skipped.items()):
+        lines.append(f"  skipped    {count:,} {reason} (first: {first})")
+    return lines
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f} %" if whole else "none"

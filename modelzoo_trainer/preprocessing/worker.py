@@ -1,0 +1,177 @@
+"""What a worker does: from a unit of the input to tokens or rows of each stream."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.preprocessing.hooks import ReadHook, find_hook
+from modelzoo_trainer.preprocessing.interface import Document, Packed, SemanticData, Stats
+from modelzoo_trainer.preprocessing.modes.choice import mode_of
+from modelzoo_trainer.preprocessing.normalization import make_normalization
+from modelzoo_trainer.preprocessing.readers import Part, Unit, entries
+from modelzoo_trainer.preprocessing.settings import Settings
+from modelzoo_trainer.preprocessing.streams import Streams
+from modelzoo_trainer.preprocessing.tokenizers import tokenizer_of
+
+
+class Result(NamedTuple):
+    """What became of a unit."""
+
+    number: int
+    streams: dict[int, Packed]
+    """By index of the stream; those with documents in the unit."""
+
+
+class UnitWork:
+    """Processes units. The result of one depends on it and the settings alone.
+
+    Raises:
+        ConfigError: If the settings are invalid.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        processing = settings.processing
+        self.hook = hook_of(settings)
+        self.tokenizer = tokenizer_of(settings)
+        self.mode = mode_of(settings)(settings, self.tokenizer)
+        self.streams = Streams(settings)
+        self._skips_invalid = processing.UNSAFE_skip_jsonl_decoding_errors
+        self._normalize = make_normalization(processing)
+        self._key = self.hook.columns[0] if len(self.hook.columns) == 1 else None
+
+    def __call__(self, unit: Unit) -> Result:
+        """Return the tokens or rows of a unit.
+
+        Raises:
+            ConfigError: If an entry cannot be read.
+        """
+        documents: dict[int, list[Document]] = {}
+        places: dict[int, list[int]] = {}
+        counts: dict[int, Stats] = {}
+        for place, (document, is_valid) in enumerate(self._documents(unit.parts)):
+            stream = self.streams.index(document)
+            stats = counts.setdefault(stream, Stats())
+            stats.documents += 1
+            if not is_valid:
+                stats.skip(document, "not valid JSON")
+            elif not document.content:
+                stats.skip(document, "skipped by the read hook")
+            else:
+                content = self._normalized(document.content, stats)
+                documents.setdefault(stream, []).append(document._replace(content=content))
+                places.setdefault(stream, []).append(place)
+        streams = {}
+        for stream, stats in sorted(counts.items()):
+            length = self.streams.all[stream].length
+            encoded = self.mode.encode(documents.get(stream, []), length, stats)
+            streams[stream] = Packed(encoded, np.array(places.get(stream, []), np.int64), stats)
+        return Result(unit.number, streams)
+
+    def _documents(self, parts: Iterable[Part]) -> Iterable[tuple[Document, bool]]:
+        for part in parts:
+            name = part.file.name
+            for number, entry in entries(part, self._key, skips_invalid=self._skips_invalid):
+                content = None if entry is None else self.hook(entry, f"{name}:{number}")
+                yield Document(name, number, content or []), entry is not None
+
+    def _normalized(self, content: SemanticData, stats: Stats) -> SemanticData:
+        return [
+            {**turn, "content": [self._normalized_region(one, stats) for one in turn["content"]]}
+            for turn in content
+        ]
+
+    def _normalized_region(self, region: dict[str, Any], stats: Stats) -> dict[str, Any]:
+        [(name, text)] = region.items()
+        if not isinstance(text, str):
+            return region
+        stats.raw_chars += len(text)
+        num_bytes = _num_bytes(text)
+        stats.raw_bytes += num_bytes
+        if self._normalize is not None:
+            before, text = text, self._normalize(text)
+            num_bytes = num_bytes if text is before else _num_bytes(text)
+        stats.normalized_chars += len(text)
+        stats.normalized_bytes += num_bytes
+        return {name: text}
+
+
+def hook_of(settings: Settings) -> ReadHook:
+    """Return the read hook of the settings.
+
+    Raises:
+        ConfigError: If it is missing or invalid.
+    """
+    path = settings.processing.read_hook
+    if path is None:
+        raise ConfigError(
+            "processing.read_hook: missing; set it to the function that reads an entry, such as "
+            "modelzoo_trainer.preprocessing.hooks:text_read_hook."
+        )
+    return find_hook(path, settings.processing.read_hook_kwargs)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def serve(connection: Connection, settings: Settings) -> None:
+    """Process units from a connection until it ends: the main function of a worker process.
+
+    A thread receives them, so that the process exits as soon as the main process is gone, and the
+    main process never waits for one that is sending.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops its workers
+    os.putenv("TOKENIZERS_PARALLELISM", "false")  # each worker is one of several
+    logging.disable(logging.WARNING)  # the main process reports
+    tasks: SimpleQueue[Unit | None] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
+    work: UnitWork | None = None
+    while (unit := tasks.get()) is not None:
+        try:
+            work = work or UnitWork(settings)
+            answer: Result | Failure = work(unit)
+        except Exception as error:  # noqa: BLE001  # of a user's hook; the main process raises it
+            answer = Failure.of(unit.number, error)
+        connection.send(answer)
+
+
+class Failure(NamedTuple):
+    """An exception of a worker."""
+
+    number: int
+    """Of the unit."""
+    message: str
+    is_config: bool
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, number: int, error: Exception) -> Failure:
+        """Return what the main process raises."""
+        notes = tuple(getattr(error, "__notes__", ()))
+        if isinstance(error, ConfigError):
+            return cls(number, str(error), True, notes)
+        text = "".join(traceback.format_exception_only(error)[:1]).strip()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return cls(number, f"{text} (raised at {where.filename}:{where.lineno})", False, notes)
+
+
+def _receive(connection: Connection, tasks: SimpleQueue[Unit | None]) -> None:
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            os._exit(1)  # the main process is gone; the main thread may be in the middle of a unit
+        tasks.put(task)
+        if task is None:
+            return

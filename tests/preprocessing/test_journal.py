@@ -1,0 +1,119 @@
+"""An interrupted run is continued, with equal bytes; other folders are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.preprocessing import journal, output, pipeline, readers, shuffling
+from modelzoo_trainer.preprocessing.journal import MARK
+from modelzoo_trainer.preprocessing.pipeline import preprocess
+from tests.preprocessing.runs import run, settings_for, tree_digest, write_lines
+
+
+class Interrupted(Exception):
+    """Ends a run where it is."""
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "UNIT_BYTES", 300)
+    monkeypatch.setattr(shuffling, "BUCKET_BYTES", 1000)
+    monkeypatch.setattr(output, "_sync", lambda path: None)
+    (tmp_path / "in").mkdir()
+    texts = [f"document {number} " + "word " * (number % 13) for number in range(60)]
+    write_lines(tmp_path / "in" / "a.jsonl", texts)
+    return tmp_path
+
+
+OPTIONS = [
+    {"processing": "write_chunk_size: 1"},
+    {"processing": "write_chunk_size: 1, shuffle: true"},
+    {"setup": "data_splits: {a: {split_fraction: 0.5}, b: {split_fraction: 0.5}}"},
+    {"dataset": "pack_sequences: false", "processing": "token_limit: 1500, write_chunk_size: 1"},
+]
+
+
+def interrupt_at(monkeypatch, count: int) -> None:
+    """Raise at the n-th change on disk."""
+    left = iter(range(count))
+
+    def limited(function):
+        def call(*args):
+            if next(left, None) is None:
+                raise Interrupted
+            return function(*args)
+
+        return call
+
+    for module, name in ((output, "write_rows"), (output, "write_bytes"), (output, "write_text")):
+        monkeypatch.setattr(module, name, limited(getattr(module, name)))
+    monkeypatch.setattr(journal, "write_bytes", output.write_bytes)
+    monkeypatch.setattr(journal, "write_text", output.write_text)
+    monkeypatch.setattr(shuffling, "write_rows", output.write_rows)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_run_is_continued_after_every_interruption(source, monkeypatch, options) -> None:
+    run(source, out="whole", **options)
+    interruptions = 0
+    for count in (0, 1, 2, 3, 5, 8, 9, 10, 11, 13, 14, 20, 1000):
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, count)
+            try:
+                run(source, **options)
+            except Interrupted:
+                interruptions += 1
+            else:
+                break
+    assert interruptions > 4
+    assert tree_digest(source / "out") == tree_digest(source / "whole")
+
+
+def interrupted(source, monkeypatch, count=6, **options) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, count)
+        with pytest.raises(Interrupted):
+            run(source, processing="write_chunk_size: 1", **options)
+
+
+def test_an_unfinished_folder_is_marked(source, monkeypatch) -> None:
+    splits = "data_splits: {a: {split_fraction: 0.5}, b: {split_fraction: 0.5}}"
+    interrupted(source, monkeypatch, setup=splits)
+    for folder in ("out", "out/a", "out/b"):
+        assert "note" in json.loads((source / folder / MARK).read_text("utf-8"))
+    run(source, processing="write_chunk_size: 1", setup=splits)
+    assert not [*(source / "out").rglob("INCOMPLETE*")]
+
+
+def test_other_settings_or_inputs_are_refused(source, monkeypatch) -> None:
+    interrupted(source, monkeypatch)
+    with pytest.raises(ConfigError, match="other settings"):
+        run(source, processing="write_chunk_size: 2")
+    write_lines(source / "in" / "b.jsonl", ["another"])
+    with pytest.raises(ConfigError, match="other input files"):
+        run(source, processing="write_chunk_size: 1")
+    (source / "in" / "b.jsonl").unlink()
+    run(source, processing="write_chunk_size: 1, write_in_batch: true")
+
+
+def test_a_folder_with_rows_is_refused(source) -> None:
+    run(source)
+    with pytest.raises(ConfigError, match=r"already has rows \(data_params\.json\)"):
+        run(source)
+    (source / "out" / "data_params.json").unlink()
+    with pytest.raises(ConfigError, match=r"output_chunk_0_0\.h5"):
+        run(source)
+
+
+def test_a_folder_that_another_process_writes_to_is_refused(source) -> None:
+    settings = settings_for(source)
+    work = pipeline.UnitWork(settings)
+    first = pipeline._Run(settings, work, pipeline.find_inputs(settings.setup), 0)
+    first._journal.open()
+    with pytest.raises(ConfigError, match="another process"):
+        preprocess(settings)
+    first.close()
+    preprocess(settings)
