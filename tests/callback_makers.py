@@ -63,6 +63,7 @@ MAKERS: Final[dict[str, Callable[[], Callback]]] = {
     "LimitBatches": lambda: callbacks.LimitBatches(8),
     "LimitEvalSteps": lambda: callbacks.LimitEvalSteps(1),
     "LoadCheckpointStates": lambda: callbacks.LoadCheckpointStates("model"),
+    "LogExpertLoad": lambda: callbacks.LogExpertLoad(),
     "LogInputSummaries": lambda: callbacks.LogInputSummaries(),
     "LogMetrics": lambda: callbacks.LogMetrics(),
     "LogOptimizerParamGroup": lambda: callbacks.LogOptimizerParamGroup(["lr", "momentum"]),

@@ -17,6 +17,7 @@ from modelzoo_trainer.callbacks.csx_noops import DebugArgsPath, HFCacheDir, Weig
 from modelzoo_trainer.callbacks.dump_activations import DumpActivations
 from modelzoo_trainer.callbacks.dump_available_tensor_names import DumpAvailableTensorNames
 from modelzoo_trainer.callbacks.early_stopping import EarlyStopping
+from modelzoo_trainer.callbacks.expert_load import LogExpertLoad
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.callbacks.flags import (
     GlobalFlags,
@@ -91,6 +92,7 @@ __all__ = [
     "LimitBatches",
     "LimitEvalSteps",
     "LoadCheckpointStates",
+    "LogExpertLoad",
     "LogInputSummaries",
     "LogMetrics",
     "LogOptimizerParamGroup",

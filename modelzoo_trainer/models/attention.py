@@ -52,6 +52,8 @@ class Attention(nn.Module):
             queries, keys = rotate(queries, *context.angles), rotate(keys, *context.angles)
         if factor is not None:
             queries = queries * factor
+        if context.cache is not None:
+            keys, values = context.cache.extend(keys, values, context.position)
         attended = attend(
             queries,
             keys,

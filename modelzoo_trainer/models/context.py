@@ -3,12 +3,13 @@
 Dimension letters: B batch, T positions, N heads, R rotary dimensions.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.kv_cache import KeyValueCache
 from modelzoo_trainer.models.masks import is_windowed, merge_bias, visible_keys
 from modelzoo_trainer.models.position_bias import AlibiBias, RelativeBias
 
@@ -18,13 +19,15 @@ class Context(NamedTuple):
 
     Shapes:
         angles: twice (T, R) or (B, 1, T, R), float32. masks: as of `attend`. token_ids, counted:
-        (B, T) integer.
+        (B, T) integer. position: (1,).
     """
 
     angles: tuple[Tensor, Tensor] | None  # cosines and sines of rotary positions
     masks: tuple[Tensor | None, Tensor | None]  # of layers without and with the sliding window
     token_ids: Tensor | None = None  # for the router of experts
     counted: Tensor | None = None  # nonzero where a token counts for the statistics of routing
+    cache: KeyValueCache | None = None  # of this layer, to generate tokens
+    position: Tensor | None = None  # with a cache: of the one new token; None = the first tokens
 
 
 def make_position_bias(settings: DecoderSettings) -> AlibiBias | RelativeBias | None:
@@ -69,22 +72,55 @@ def make_masks(
     """
     length, device = hidden.shape[1], hidden.device
     bias = None if position_bias is None else position_bias(length, device)
-    if bias is not None and settings.attention_logit_softcapping is None:
-        bias = bias.to(_score_dtype(hidden))  # once, not in every layer
+    bias = _in_score_dtype(bias, settings, hidden)
     layers = windowed_layers(settings)
     full = windowed = None
     if not all(layers):
         full = merge_bias(bias, visible_keys(length, device, spans=spans), length, device)
     if any(layers):
-        visible = visible_keys(
-            length,
-            device,
-            window=settings.attention_sliding_window_length,
-            sinks=settings.attention_sink_tokens or 0,
-        )
+        visible = visible_keys(length, device, **_window(settings))
         is_the_same = visible is None and full is not None
         windowed = full if is_the_same else merge_bias(bias, visible, length, device)
     return full, windowed
+
+
+def make_step_masks(
+    settings: DecoderSettings,
+    position_bias: nn.Module | None,
+    hidden: Tensor,
+    length: int,
+    position: Tensor,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the masks of one new token over a cache of `length` keys; never causal.
+
+    Shapes:
+        hidden: (B, 1, H). position: (1,). Returns: each (1, 1 or N, 1, length).
+    """
+    device = hidden.device
+    bias = None if position_bias is None else position_bias(length, device, position)
+    bias = _in_score_dtype(bias, settings, hidden)
+    full = visible_keys(length, device, query=position)
+    windowed = visible_keys(length, device, query=position, **_window(settings))
+    return (
+        merge_bias(bias, full, length, device),
+        merge_bias(bias, windowed, length, device),
+    )
+
+
+def _window(settings: DecoderSettings) -> dict[str, Any]:
+    return {
+        "window": settings.attention_sliding_window_length,
+        "sinks": settings.attention_sink_tokens or 0,
+    }
+
+
+def _in_score_dtype(
+    bias: Tensor | None, settings: DecoderSettings, hidden: Tensor
+) -> Tensor | None:
+    """Convert the bias once, not in every layer; scores with a softcap are float32."""
+    if bias is None or settings.attention_logit_softcapping is not None:
+        return bias
+    return bias.to(_score_dtype(hidden))
 
 
 def _score_dtype(hidden: Tensor) -> torch.dtype:

@@ -20,13 +20,16 @@ from modelzoo_trainer.models.context import (
     Context,
     make_masks,
     make_position_bias,
+    make_step_masks,
     windowed_layers,
 )
 from modelzoo_trainer.models.decoder_layers import DecoderLayer, reset_plain
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.feed_forward import GATED, make_norm
 from modelzoo_trainer.models.freezing import in_evaluation_mode
+from modelzoo_trainer.models.generation import draw_next, extend_tokens
 from modelzoo_trainer.models.initializers import Initializer
+from modelzoo_trainer.models.kv_cache import KeyValueCache
 from modelzoo_trainer.models.language_loss import (
     language_loss,
     token_accuracy,
@@ -41,7 +44,7 @@ from modelzoo_trainer.models.parametrization import (
     make_initializers,
 )
 from modelzoo_trainer.models.position_bias import fixed_positions
-from modelzoo_trainer.models.routing import Statistics, weighted_balancing_loss
+from modelzoo_trainer.models.routing import LOSS_KEY, Statistics, routing_metrics
 
 
 def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
@@ -220,7 +223,8 @@ class Decoder(DecoderSettings, nn.Module):
 
         Returns:
             `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
-            loss `ModelEvalMetrics` also logs `lm_perplexity`.
+            loss `ModelEvalMetrics` also logs `lm_perplexity`. With experts, in training, what
+            `LogExpertLoad` logs.
 
         Shapes:
             In batch: (B, T) integer, T at most `max_position_embeddings`.
@@ -253,9 +257,13 @@ class Decoder(DecoderSettings, nn.Module):
             loss_scaling=self.loss_scaling,
             loss_weight=self.loss_weight,
         )
+        routing: dict[str, Tensor] = {}
         if self._experts is not None and self.training:
-            loss = loss + weighted_balancing_loss(self._experts, routed, attention_mask)
+            routing = routing_metrics(self._experts, routed, attention_mask)
+            if LOSS_KEY in routing:
+                loss = loss + self._experts.load_balancing_loss_coef * routing[LOSS_KEY]
         outputs = {"loss": loss, "logits": logits, "num_items": num_items}
+        outputs |= {name: value.detach() for name, value in routing.items()}
         if self.compute_eval_metrics and not self.training:
             outputs["accuracy"] = token_accuracy(logits, labels, attention_mask)
         return outputs
@@ -299,6 +307,14 @@ class Decoder(DecoderSettings, nn.Module):
 
         `counted`: nonzero where a token counts for these statistics; None = all count.
         """
+        hidden, context = self._begin(input_ids, position_ids, attention_span)
+        hidden, routed = self._run_layers(hidden, context._replace(counted=counted))
+        return self._score(hidden), routed
+
+    def _begin(
+        self, input_ids: Tensor, position_ids: Tensor | None, attention_span: Tensor | None
+    ) -> tuple[Tensor, Context]:
+        """Return the states that the first layer gets, and what all layers share."""
         length = input_ids.shape[1]
         if length > self.max_position_embeddings:
             raise ConfigError(
@@ -311,28 +327,81 @@ class Decoder(DecoderSettings, nn.Module):
         else:
             positions = rows = position_ids
         hidden = self._embed(input_ids, positions, rows)
-        context = Context(
+        masks = make_masks(self, self.position_bias, hidden, attention_span)
+        return hidden, self._share(input_ids, positions, masks)
+
+    def _share(
+        self, input_ids: Tensor, positions: Tensor, masks: tuple[Tensor | None, Tensor | None]
+    ) -> Context:
+        return Context(
             angles=None if self._rotary is None else self._rotary.angles(positions),
-            masks=make_masks(self, self.position_bias, hidden, attention_span),
+            masks=masks,
             token_ids=None if self._experts is None else input_ids,
-            counted=counted,
         )
+
+    def _run_layers(
+        self, hidden: Tensor, context: Context, caches: Sequence[KeyValueCache] | None = None
+    ) -> tuple[Tensor, list[Statistics]]:
+        """Return the states after all layers and, with experts, the statistics of routing."""
         routed = []
         factors = self._layer_factors(hidden)
-        for layer, factor in zip(self.layers, factors, strict=True):
-            output = layer(hidden, context, factor)
+        for index, (layer, factor) in enumerate(zip(self.layers, factors, strict=True)):
+            own = context if caches is None else context._replace(cache=caches[index])
+            output = layer(hidden, own, factor)
             if self._experts is None:
                 hidden = output
             else:
                 hidden, *statistics = output
                 routed.append(Statistics(*statistics))
+        return hidden, routed
+
+    def _score(self, hidden: Tensor) -> Tensor:
         scores: Tensor = self.lm_head(self.final_norm(hidden))
         if self._logits_scale != 1:
             scores = scores * self._logits_scale
         if self.final_logit_softcapping is not None:
             scores = torch.tanh(scores / self.final_logit_softcapping)
             scores = scores * self.final_logit_softcapping
-        return scores, routed
+        return scores
+
+    def make_caches(self, length: int) -> list[KeyValueCache] | None:
+        """Return the cache of each layer for up to `length` tokens.
+
+        None where the experts of a token depend on its position in the row, which a single new
+        token does not have: with uniform routing, or sinkhorn.
+        """
+        experts = self._experts
+        if experts is not None and (
+            experts.routing_algorithm == "uniform"
+            or "sinkhorn"
+            in (experts.router_selection_nonlinearity, experts.expert_weighting_nonlinearity)
+        ):
+            return None
+        return [KeyValueCache(length) for _ in self.layers]
+
+    def last_logits(
+        self,
+        input_ids: Tensor,
+        caches: Sequence[KeyValueCache],
+        position: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits after the last token, and store the keys and values of all tokens.
+
+        `position`: of the one token in `input_ids`, with the tokens before it in `caches`; None =
+        these are the first tokens, and `caches` is empty.
+
+        Shapes:
+            input_ids: (B, T) integer. position: (1,), int64. Returns: (B, V).
+        """
+        if position is None:
+            hidden, context = self._begin(input_ids, None, None)
+        else:
+            rows = position + self.position_embedding_offset
+            hidden = self._embed(input_ids, position, rows)
+            masks = make_step_masks(self, self.position_bias, hidden, caches[0].length, position)
+            context = self._share(input_ids, position, masks)._replace(position=position)
+        hidden, _ = self._run_layers(hidden, context, caches)
+        return self._score(hidden[:, -1:])[:, 0]
 
     def _embed(self, input_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         """Return the states that the first layer gets; `rows`: of the table of positions."""
@@ -367,8 +436,11 @@ class Decoder(DecoderSettings, nn.Module):
         temperature: NonNegative = 1.0,
         top_k: Size | None = None,
         generator: Generator | None = None,
+        use_cache: bool = True,
     ) -> Tensor:
         """Generate tokens after the given ones, in eval mode.
+
+        Beyond `max_position_embeddings` tokens, the oldest one is dropped at each step.
 
         Args:
             input_ids: The prompt; only the last `max_position_embeddings` tokens are used.
@@ -376,9 +448,15 @@ class Decoder(DecoderSettings, nn.Module):
             temperature: Sampling temperature; 0 = greedy.
             top_k: Sample among the `top_k` most likely tokens; None = all.
             generator: Random generator on the device of `input_ids`; None = the global one.
+            use_cache: Whether keys and values of earlier tokens are kept, as long as no token is
+                dropped; False = all tokens are computed again at each step.
 
         Shapes:
             input_ids: (B, T) integer. Returns: (B, T + max_new_tokens), same type.
+
+        Cost:
+            With the cache, memory for 2 * layers * B * tokens * `num_kv_groups` * head dimension
+            numbers, for at most `max_position_embeddings` tokens.
 
         Raises:
             ConfigError: If an argument is out of range.
@@ -388,30 +466,6 @@ class Decoder(DecoderSettings, nn.Module):
                 f"input_ids has the shape {tuple(input_ids.shape)}; generate requires (batch, "
                 f"tokens) with at least one token."
             )
-        tokens = input_ids
+        draw = partial(draw_next, temperature=temperature, top_k=top_k, generator=generator)
         with in_evaluation_mode(self):
-            for _ in range(max_new_tokens):
-                scores = self.logits(tokens[:, -self.max_position_embeddings :])[:, -1]
-                drawn = _draw_next(scores, temperature, top_k, generator)
-                tokens = torch.cat((tokens, drawn.to(tokens.dtype)), dim=1)
-        return tokens
-
-
-def _draw_next(
-    scores: Tensor, temperature: float, top_k: int | None, generator: Generator | None
-) -> Tensor:
-    """Sample one token per sequence.
-
-    `temperature`: 0 = greedy. `top_k`: sample among the `top_k` most likely; None = all.
-    `generator`: on the device of `scores`; None = the global one.
-
-    Shapes:
-        scores: (B, V) floating. Returns: (B, 1), int64.
-    """
-    if temperature == 0:
-        return scores.argmax(dim=-1, keepdim=True)
-    scores = scores.float() / temperature
-    if top_k is not None and top_k < scores.shape[-1]:
-        least_kept = scores.topk(top_k, dim=-1).values[:, -1:]
-        scores = scores.masked_fill(scores < least_kept, float("-inf"))
-    return torch.multinomial(scores.softmax(dim=-1), 1, generator=generator)
+            return extend_tokens(self, input_ids, max_new_tokens, draw, use_cache=use_cache)

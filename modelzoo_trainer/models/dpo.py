@@ -8,11 +8,12 @@ Dimension letters: B pairs of answers, T positions.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,8 @@ _REFERENCE: Final = "ref_model."
 _ANSWERS: Final = ("chosen", "rejected")
 _FEATURES: Final = ("input_ids", "attention_mask", "labels")
 _DROPOUT_RATES: Final = ("dropout_rate", "attention_dropout_rate", "embedding_dropout_rate")
+_OF_ITS_LOSS: Final = ("loss_scaling", "loss_weight", "compute_eval_metrics")
+_BALANCING: Final = "load_balancing_loss_coef"
 _OTHER_RATES: Final = ("residual_dropout_rate", "embd_pdrop")
 
 
@@ -76,6 +79,9 @@ class Dpo(nn.Module):
         ConfigError: If a setting is invalid.
     """
 
+    model_arguments: ClassVar[tuple[str, ...]] = ("policy_model",)
+    """Arguments that are settings of a model, which a file has checked line by line."""
+
     def __init__(
         self,
         *,
@@ -87,6 +93,7 @@ class Dpo(nn.Module):
         self.settings = _settings_of(dpo)
         self.compute_eval_metrics = compute_eval_metrics
         cls, arguments = _policy_of(policy_model, self.settings)
+        _warn_of_unused(policy_model)
         with _naming_the_policy():
             self.policy_model: Decoder = cls(**arguments)
         self.ref_model: Decoder | None = None
@@ -298,6 +305,19 @@ def _copy(policy: nn.Module, reference: nn.Module) -> None:
     ):
         for source, target in zip(own, other, strict=True):
             target.copy_(source)
+
+
+def _warn_of_unused(given: Mapping[str, Any]) -> None:
+    moe = given.get("moe")
+    unused = {key: given[key] for key in _OF_ITS_LOSS if key in given}
+    if isinstance(moe, Mapping) and moe.get(_BALANCING):
+        unused[f"moe.{_BALANCING}"] = moe[_BALANCING]
+    for key, value in unused.items():
+        warnings.warn(
+            f"model.policy_model.{key} ({value}) has no effect: dpo has a loss of its own. Remove "
+            f"it.",
+            stacklevel=3,
+        )
 
 
 @contextmanager

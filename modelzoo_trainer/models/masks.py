@@ -24,6 +24,7 @@ def visible_keys(
     window: int | None = None,
     sinks: int = 0,
     spans: Tensor | None = None,
+    query: Tensor | None = None,
 ) -> Tensor | None:
     """Return which keys each query sees, or None if these are all keys up to its own position.
 
@@ -41,19 +42,21 @@ def visible_keys(
         sinks: Number of keys at the beginning that all later queries see.
         spans: For each key, the largest distance at which it is seen, >= 0. In a row of packed
             sequences of n tokens each, that is n - 1, ..., 0.
+        query: The position of the only query, among T keys; None = every position is one.
 
     Shapes:
-        spans: (B, T) integer. Returns: (1 or B, 1, T, T), bool; the last dimension is the key.
+        spans: (B, T) integer. query: (1,). Returns: (1 or B, 1, T, T), bool; the last dimension is
+        the key. With `query`: (1, 1, 1, T), never None.
 
     Cost:
         No host read; whether the result is None depends on shapes only.
     """
     if window is not None and length <= window + sinks:
         window = None
-    if spans is None and window is None:
+    if spans is None and window is None and query is None:
         return None
     positions = torch.arange(length, device=device)
-    distances = positions[:, None] - positions
+    distances = (positions if query is None else query)[:, None] - positions
     visible = (distances >= 0)[None, None]
     if window is not None:
         visible = visible & ((distances < window) | (positions < sinks))

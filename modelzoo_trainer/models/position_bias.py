@@ -68,19 +68,22 @@ class AlibiBias(nn.Module):
         slopes = alibi_slopes(self.slopes.out_features)
         weight.copy_(torch.tensor(slopes, device=weight.device)[:, None])
 
-    def forward(self, length: int, device: torch.device) -> Tensor:
+    def forward(self, length: int, device: torch.device, query: Tensor | None = None) -> Tensor:
         """Return the bias of every pair of query and key.
 
+        `query`: the position of the only query; None = every position is one.
+
         Shapes:
-            Returns: (N, T, T), at least float32; the last dimension is the key. With tensor
-            parallelism, N are the heads of this rank.
+            query: (1,). Returns: (N, T, T), with `query` (N, 1, T), at least float32; the last
+            dimension is the key. With tensor parallelism, N are the heads of this rank.
         """
         dtype = self.slopes.weight.dtype
         with without_autocast(device.type):
             slopes: Tensor = self.slopes(torch.ones((1, 1), dtype=dtype, device=device))
         exact = torch.promote_types(dtype, torch.float32)
         positions = torch.arange(length, device=device, dtype=exact)
-        distances = (positions[:, None] - positions).abs() / -self.scaling_factor
+        queries = positions if query is None else query
+        distances = (queries[:, None] - positions).abs() / -self.scaling_factor
         return slopes.to(exact).reshape(-1, 1, 1) * distances
 
 
@@ -108,17 +111,22 @@ class RelativeBias(nn.Module):
         """Initialize the table."""
         nn.init.xavier_uniform_(self.buckets.weight)
 
-    def forward(self, length: int, device: torch.device) -> Tensor:
+    def forward(self, length: int, device: torch.device, query: Tensor | None = None) -> Tensor:
         """Return the bias of every pair of query and key; that of later keys has no meaning.
 
+        `query`: the position of the only query; None = every position is one.
+
         Shapes:
-            Returns: (N, T, T), at least float32; the last dimension is the key. With tensor
-            parallelism, N are the heads of this rank.
+            query: (1,). Returns: (N, T, T), with `query` (N, 1, T), at least float32; the last
+            dimension is the key. With tensor parallelism, N are the heads of this rank.
         """
         distances = torch.arange(length, device=device)
+        if query is not None:
+            distances = (query - distances).clamp(min=0)
         by_distance: Tensor = self.buckets(relative_buckets(distances, self.buckets.num_embeddings))
         exact = torch.promote_types(by_distance.dtype, torch.float32)
-        return by_distance_to_pairs(by_distance.to(exact).transpose(0, 1))
+        by_distance = by_distance.to(exact).transpose(0, 1)
+        return by_distance_to_pairs(by_distance) if query is None else by_distance[:, None]
 
 
 def relative_buckets(distances: Tensor, num_buckets: int) -> Tensor:

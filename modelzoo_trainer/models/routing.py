@@ -5,13 +5,17 @@ Dimension letters: B batch, T positions, H hidden size, E routed experts, L laye
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from modelzoo_trainer.models.moe_settings import BalancedOver, MoeSettings, RouterNonlinearity
+
+SHARES_KEY: Final = "expert_shares"
+LOSS_KEY: Final = "load_balancing_loss"
+"""Outputs of a decoder in training."""
 
 
 class Routing(NamedTuple):
@@ -152,22 +156,37 @@ def _mean_of_tokens(values: Tensor, counted: Tensor | None) -> Tensor:
     return (values * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
-def weighted_balancing_loss(
+def routing_metrics(
     settings: MoeSettings, routed: Sequence[Statistics], counted: Tensor | None
-) -> Tensor | float:
-    """Return the load balancing loss times its coefficient; 0 without one.
+) -> dict[str, Tensor]:
+    """Return the use of the experts and, with a coefficient, the load balancing loss without it.
 
     `routed`: of each layer. `counted`: as for `Router`.
+
+    Shapes:
+        expert_shares: (L, E) float32, of the choices of the counted tokens; the sum over experts
+        is 1. load_balancing_loss: (), float32.
     """
-    if not settings.load_balancing_loss_coef:
-        return 0.0
-    loss = load_balancing_loss(
-        [layer.shares for layer in routed],
-        [layer.probabilities for layer in routed if layer.probabilities is not None],
-        counted,
-        settings.load_balancing_loss_over,
-    )
-    return settings.load_balancing_loss_coef * loss
+    share = torch.stack([layer.shares for layer in routed])
+    if counted is None:
+        share = share.mean(dim=1)
+    else:
+        share = (share * _weights_of_sequences(counted, share.dtype)).sum(dim=1)
+    metrics = {SHARES_KEY: share / settings.top_k}
+    if settings.load_balancing_loss_coef:
+        metrics[LOSS_KEY] = load_balancing_loss(
+            [layer.shares for layer in routed],
+            [layer.probabilities for layer in routed if layer.probabilities is not None],
+            counted,
+            settings.load_balancing_loss_over,
+        )
+    return metrics
+
+
+def _weights_of_sequences(counted: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return each sequence's share of the counted tokens, (B, 1)."""
+    num_tokens = (counted != 0).sum(dim=1, keepdim=True).to(dtype)
+    return num_tokens / num_tokens.sum().clamp(min=1)
 
 
 def load_balancing_loss(
@@ -200,7 +219,6 @@ def load_balancing_loss(
     if counted is None:
         share, probability = share.mean(dim=0), probability.mean(dim=0)
     else:
-        num_tokens = (counted != 0).sum(dim=1, keepdim=True).to(share.dtype)
-        weight = num_tokens / num_tokens.sum().clamp(min=1)
+        weight = _weights_of_sequences(counted, share.dtype)
         share, probability = (share * weight).sum(dim=0), (probability * weight).sum(dim=0)
     return num_experts * (share * probability).sum()

@@ -12,16 +12,10 @@ from backends.errors import BackendError
 from modelzoo_trainer.models.decoder import Decoder
 from tests.distributed.engines import spread, whole
 from tests.distributed.ranks import run_ranks
-from tests.models.attention_options import ALIBI, LENGTH, OPTIONS, make, packed, tokens
+from tests.models.attention_options import ALIBI, LENGTH, OPTIONS, batch_for, make, tokens
 
 SPLIT = {"parallel": {"tensor": -1}}
 SHARD = {"parallel": {"shard": -1}}
-
-
-def batch_for(changes: dict[str, Any]) -> dict[str, Tensor]:
-    if "attention_sliding_window_length" in changes:
-        return {"input_ids": tokens(2, LENGTH), "labels": tokens(2, LENGTH)}
-    return packed([[5, 4], [12]])
 
 
 def learn(model: Decoder, batch: dict[str, Tensor]) -> dict[str, Any]:
@@ -33,6 +27,25 @@ def learn(model: Decoder, batch: dict[str, Tensor]) -> dict[str, Any]:
         if param.grad is not None
     }
     return {"logits": outputs["logits"].detach().to(torch.float64).numpy(), "gradients": gradients}
+
+
+def generate_split(rank: int) -> dict[str, Any]:
+    found = {}
+    for name, changes in OPTIONS.items():
+        model = make(**changes).double()
+        spread(model, SPLIT)
+        found[name] = model.generate(tokens(2, 3), LENGTH, temperature=0).tolist()
+    return found
+
+
+@pytest.mark.slow
+def test_split_layers_generate_the_tokens_of_one_process() -> None:
+    expected = {
+        name: make(**changes).double().generate(tokens(2, 3), LENGTH, temperature=0).tolist()
+        for name, changes in OPTIONS.items()
+    }
+
+    assert run_ranks(2, generate_split) == [expected] * 2
 
 
 def learn_spread(rank: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window": ROTARY | WINDOW | GROUPED,
     "every other": ROTARY | EVERY_OTHER,
     "alibi, window": ALIBI | EVERY_OTHER | GROUPED,
+    "softcap": {"attention_logit_softcapping": 2.0} | ROTARY | EVERY_OTHER | GROUPED,
+    "softcap, alibi": {"attention_logit_softcapping": 2.0} | ALIBI,
     "layer index": {"scale_qk_dot_by_layer_idx": True},
     "gptj, sinks": {"kind": GptJ, "attention_sink_tokens": 2, "rotary_dim": 4} | WINDOW | GROUPED,
     "gptj, relative": {"kind": GptJ} | RELATIVE,
@@ -68,3 +70,10 @@ def packed(lengths: list[list[int]]) -> dict[str, Tensor]:
             positions[row, start : start + length] = torch.arange(length)
             start += length
     return {"input_ids": ids, "labels": ids, "attention_span": spans, "position_ids": positions}
+
+
+def batch_for(changes: dict[str, Any]) -> dict[str, Tensor]:
+    """Return packed sequences, or plain ones for a model with a window."""
+    if "attention_sliding_window_length" in changes:
+        return {"input_ids": tokens(2, LENGTH), "labels": tokens(2, LENGTH)}
+    return packed([[5, 4], [12]])

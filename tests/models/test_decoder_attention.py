@@ -21,6 +21,7 @@ from tests.models.attention_options import (
     ROTARY,
     VOCAB,
     WINDOW,
+    batch_for,
     make,
     packed,
     tokens,
@@ -210,7 +211,7 @@ def test_activation_checkpointing_keeps_losses_and_gradients(
 ) -> None:
     plain, recomputed = make(**changes), make(**changes)
     checkpoint_activations(recomputed, mode)
-    batch = {"input_ids": tokens(2, LENGTH), "labels": tokens(2, LENGTH)}
+    batch = batch_for(changes)
 
     losses = [model(batch)["loss"] for model in (plain, recomputed)]
     for loss in losses:
@@ -225,9 +226,7 @@ def test_activation_checkpointing_keeps_losses_and_gradients(
 @OF_OPTIONS
 def test_a_step_reads_nothing_on_the_host(changes: dict[str, Any]) -> None:
     model, guard = make(**changes), SyncGuard()
-    batch = {"input_ids": tokens(2, LENGTH), "labels": tokens(2, LENGTH)}
-    if "attention_sliding_window_length" not in changes:
-        batch = packed([[5, 4], [12]])
+    batch = batch_for(changes)
     guard.arm()
     try:
         model(batch)["loss"].backward()
@@ -243,13 +242,14 @@ def test_a_step_reads_nothing_on_the_host(changes: dict[str, Any]) -> None:
 def test_twelve_layers_are_compiled_once_for_each_kind(changes: dict[str, Any]) -> None:
     torch.compiler.reset()
     model = make(num_hidden_layers=12, hidden_size=16, **changes)
-    expected = model.logits(tokens(2, LENGTH))
+    batch = batch_for(changes)
+    expected = model(batch)["logits"]
     counter = CompileCounter()
     for layer in model.layers:
         layer.compile(backend=counter, fullgraph=True)
 
     for _ in range(2):
-        found = model.logits(tokens(2, LENGTH))
+        found = model(batch)["logits"]
 
     kinds = 2 if changes.get("sliding_window_every_other_decoder_layer") else 1
     assert counter.frame_count == kinds
@@ -263,15 +263,7 @@ def test_a_whole_model_is_one_graph(name: str) -> None:
     torch.compiler.reset()
     changes = OPTIONS[name]
     model = make(**changes)
-    packs = "attention_sliding_window_length" not in changes
-    batch = (
-        packed([[5, 4], [12]])
-        if packs
-        else {
-            "input_ids": tokens(2, LENGTH),
-            "labels": tokens(2, LENGTH),
-        }
-    )
+    batch = batch_for(changes)
     loss = model(batch)["loss"]
     loss.backward()
     expected = {name: param.grad for name, param in model.named_parameters()}

@@ -83,6 +83,23 @@ def test_the_balancing_loss_is_added_in_training_only(kind: type[Decoder], over:
     torch.testing.assert_close(in_training, expected + 0.5 * balance)
 
 
+def test_the_shares_of_experts_are_those_of_the_counted_tokens() -> None:
+    model, batch = make(moe=MOE), batch_of()
+    chosen = []
+    for layer in model.layers:
+        layer.ffn.register_forward_hook(lambda _, given, found: chosen.append(found[1].chosen))
+
+    outputs = model(batch)
+
+    counted = batch["attention_mask"] == 1
+    expected = torch.stack([one[counted].mean(0) / 2 for one in chosen])
+    torch.testing.assert_close(outputs["expert_shares"], expected)
+    assert not outputs["expert_shares"].requires_grad
+    difference = outputs["loss"] - cross_entropy(model, batch)
+    torch.testing.assert_close(difference, 0.5 * outputs["load_balancing_loss"])
+    assert not {"expert_shares", "load_balancing_loss"} & model.eval()(batch).keys()
+
+
 def test_a_layer_without_mask_counts_all_tokens() -> None:
     model, batch = make(moe=MOE), batch_of()
     ones = {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}

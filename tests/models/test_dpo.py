@@ -178,6 +178,24 @@ def test_a_reset_gives_both_the_same_weights() -> None:
     assert all(torch.equal(value, reference[name]) for name, value in policy.items())
 
 
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"loss_scaling": "batch_size"}, "loss_scaling"),
+        (
+            {"moe": {"num_experts": 2, "top_k": 1, "load_balancing_loss_coef": 0.1}},
+            "moe.load_balancing_loss_coef",
+        ),
+    ],
+)
+def test_settings_of_the_other_loss_have_no_effect_and_that_is_said(
+    given: dict[str, Any], key: str
+) -> None:
+    with pytest.warns(UserWarning, match=rf"model\.policy_model\.{key} .*no effect"):
+        model = Dpo(policy_model={"name": "gpt2", **DECODER, **given})
+    model(batch_of())["loss"].backward()
+
+
 def test_validation_metrics_can_be_switched_off() -> None:
     torch.manual_seed(0)
     model = Dpo(policy_model={"name": "gpt2", **DECODER}, compute_eval_metrics=False)

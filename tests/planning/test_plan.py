@@ -337,6 +337,19 @@ def test_what_nothing_helps_ends_with_an_error_code(
     assert "smaller batches" in text
 
 
+@pytest.mark.slow
+def test_a_bias_of_the_scores_is_counted(figures: Measure) -> None:
+    longer = (
+        "init.model.max_position_embeddings=256",
+        "fit.train_dataloader.max_sequence_length=256",
+    )
+    plain = figures(1, *longer, "init.model.position_embedding_type=null")
+    found = figures(1, *longer, "init.model.position_embedding_type=alibi")
+
+    bias = 4 * 256 * 256 * 4  # heads, queries, keys, bytes
+    assert found.training.total - plain.training.total >= bias
+
+
 MOE = "init.model.moe={num_experts: 3, top_k: 2, num_shared_experts: 1}"
 
 

@@ -114,7 +114,7 @@ def logged_by(made: list[Any], folder: Path, **settings: Any) -> set[str]:
     trainer = Trainer(
         device="cpu",
         model_dir=folder,
-        model=Net,
+        model=settings.pop("model", Net),
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
         loop=TrainingLoop(max_steps=4, eval_frequency=2),
         logging=Logging(log_steps=1),
@@ -134,6 +134,7 @@ RUNS: dict[str, Any] = {
     "ComputeNormGNS": lambda: callbacks.ComputeNormGNS("Linear"),
     "DurationProfiler": lambda: callbacks.DurationProfiler(),
     "FlopUtilization": lambda: callbacks.FlopUtilization(peak_flops=1e12),
+    "LogExpertLoad": lambda: callbacks.LogExpertLoad(),
     "LogInputSummaries": lambda: callbacks.LogInputSummaries(),
     "LogOptimizerParamGroup": lambda: callbacks.LogOptimizerParamGroup("lr"),
     "LogSparsity": lambda: callbacks.LogSparsity(),
@@ -146,7 +147,19 @@ RUNS: dict[str, Any] = {
     "SummaryTensorListener": lambda: callbacks.SummaryTensorListener("seen", ["*.bias.grad"]),
 }
 
-SETTINGS: dict[str, dict[str, Any]] = {"LogSparsity": {"sparsity": 0.5}}
+
+class WithExperts(Net):
+    """Returns what a decoder with experts returns in training."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        routing = {"expert_shares": torch.ones(1, 2), "load_balancing_loss": torch.ones(())}
+        return {**super().forward(batch), **routing}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "LogExpertLoad": {"model": WithExperts},
+    "LogSparsity": {"sparsity": 0.5},
+}
 """What a run needs so that a callback has something to log."""
 
 

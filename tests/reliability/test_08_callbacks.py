@@ -33,7 +33,8 @@ STATELESS = {
     *("ComputeNorm", "ComputeNormGNS", "ConvertSyncBatchNorm", "CountParams", "DebugArgsPath"),
     *("DumpActivations", "DumpAvailableTensorNames", "DurationProfiler", "EmailNotification"),
     *("GenerateText", "GlobalFlags", "HFCacheDir", "LRFinder", "LimitBatches", "LimitEvalSteps"),
-    *("LoadCheckpointStates", "LogInputSummaries", "LogOptimizerParamGroup", "LogSparsity"),
+    *("LoadCheckpointStates", "LogExpertLoad", "LogInputSummaries", "LogOptimizerParamGroup"),
+    "LogSparsity",
     *("Lora", "ModelEvalMetrics", "ModelZooParamsMetadata", "MoveModulesToDevice", "NaNChecker"),
     *("NormTensorListener", "OpProfiler", "PrintProgress", "ProgressBar", "RateProfiler"),
     *(

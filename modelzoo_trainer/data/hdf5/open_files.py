@@ -65,7 +65,7 @@ class OpenFiles:
 
     def __init__(self, limit: int = NUM_OPEN) -> None:
         self.limit = limit
-        self._open: OrderedDict[RowFile, _OpenFile] = OrderedDict()
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._indices: OrderedDict[RowFile, ChunkIndex] = OrderedDict()
         self._num_indexed = 0
         self._pid = os.getpid()
@@ -100,13 +100,13 @@ class OpenFiles:
         if self._pid != os.getpid():
             _INHERITED.append(self._open)
             self._open, self._pid = OrderedDict(), os.getpid()
-        found = self._open.get(file)
+        found = self._open.get(file.path)
         if found is not None:
-            self._open.move_to_end(file)
+            self._open.move_to_end(file.path)
             return found
         while len(self._open) >= self.limit:
             self._open.popitem(last=False)[1].close()
-        self._open[file] = found = self._open_one(file)
+        self._open[file.path] = found = self._open_one(file)
         return found
 
     def _open_one(self, file: RowFile) -> _OpenFile:
@@ -219,17 +219,30 @@ class _Compressed(_Direct):
         index, shape, dtype = self._index, self._shape, self._dtype
         if not index.sizes[start:stop].all():
             with _library_file(self._file) as opened:
-                rows: Rows = opened[DATASET][start:stop]
-                return rows
-        found = []
-        for row in range(start, stop):
-            packed = bytearray(int(index.sizes[row]))
-            self._fill(memoryview(packed), int(index.offsets[row]))
-            content = np.frombuffer(zlib.decompress(packed), np.uint8)
-            if self._file.layout is Layout.SHUFFLED:  # the first bytes of all values come first
-                content = np.ascontiguousarray(content.reshape(dtype.itemsize, -1).T).reshape(-1)
-            found.append(content.view(dtype).reshape(shape))
-        return found[0][None] if len(found) == 1 else np.stack(found)
+                found: Rows = opened[DATASET][start:stop]
+                return found
+        rows: Rows = np.empty((stop - start, *shape), dtype)
+        by_row = rows.reshape(len(rows), -1).view(np.uint8)
+        num_bytes = by_row.shape[1]
+        for number, row in enumerate(range(start, stop)):
+            packed = self._bytes(int(index.offsets[row]), int(index.sizes[row]))
+            content = np.frombuffer(zlib.decompress(packed, bufsize=num_bytes), np.uint8)
+            if self._file.layout is Layout.COMPRESSED:
+                by_row[number] = content
+                continue
+            values = by_row[number].reshape(-1, dtype.itemsize)
+            for place, part in enumerate(content.reshape(dtype.itemsize, -1)):
+                values[:, place] = part  # the first bytes of all values came first, and so on
+        return rows
+
+    def _bytes(self, position: int, num: int) -> bytes:
+        found = os.pread(self._number, num, position)
+        while len(found) < num:
+            more = os.pread(self._number, num - len(found), position + len(found))
+            if not more:
+                raise OSError("the file ends before")
+            found += more
+        return found
 
 
 def _library_file(file: RowFile) -> Any:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
+from torch import Tensor
+from torch.utils.data import default_collate, get_worker_info
 from typing_extensions import override
 
 from modelzoo_trainer.data.hdf5.files import FolderState, RowFiles
@@ -253,7 +254,7 @@ class SampleRows(HDF5Rows):
         out = raw if at_end else np.zeros((len(raw), size, *raw.shape[2:]), np.int32)
         if not at_end:
             out[:, rows] = raw
-        return {name: torch.from_numpy(out[row]) for row, name in enumerate(self.features)}
+        return _made(out, _by_feature, self.features)
 
     def _read(self, places: Ints) -> NDArray[np.int32]:
         """Return the rows at some places, (features, B, S)."""
@@ -314,21 +315,26 @@ class CorpusRows(HDF5Rows):
     @override
     def _batch(self, places: Ints, rows: Any, size: int) -> Batch:
         windows = self._windows(places)
+        if size == len(places):
+            return _made(windows, _of_windows, FEATURES)
         out = np.zeros((3, size, self._length), np.int32)
-        out[0, rows] = windows[:, :-1]
-        out[1, rows] = 1
-        out[2, rows] = windows[:, 1:]
-        return {name: torch.from_numpy(out[row]) for row, name in enumerate(FEATURES)}
+        out[0, rows], out[1, rows], out[2, rows] = windows[:, :-1], 1, windows[:, 1:]
+        return _made(out, _by_feature, FEATURES)
 
     def _windows(self, places: Ints) -> NDArray[np.int32]:
         """Return the tokens at some places, (B, S + 1)."""
-        length = self._length
+        length, files = self._length, self.files.files
         raw = np.empty((len(places), length + 1), self.files.dtype)
         order = np.argsort(places, kind="stable")
         ordered = places[order]
+        numbers, inner = (one.tolist() for one in self.files.locate(ordered))
         for begin, end in _runs(ordered, length):
-            first = int(ordered[begin])
-            tokens = self._tokens(first, first + (end - begin) * length + 1)
+            file, first = files[numbers[begin]], inner[begin]
+            num = (end - begin) * length + 1
+            if first + num <= file.num_rows:
+                tokens = self._open.read(file, first, first + num)
+            else:
+                tokens = self._tokens(int(ordered[begin]), int(ordered[begin]) + num)
             if end - begin == 1:
                 raw[order[begin]] = tokens
             else:
@@ -386,6 +392,46 @@ class MappedRows(BatchDataset):
     def __getitems__(self, indices: list[int]) -> Any:
         """Return the batch of these samples."""
         return default_collate([self.function(row) for row in self.rows.raw(indices)])
+
+
+class _SentBatch(Batch):
+    """A batch that a worker sends as one tensor, since each costs the receiver time.
+
+    The receiver gets a plain mapping.
+
+    Args:
+        features: The batch.
+        restore: Makes it of `whole` and the names.
+        whole: The tensor that is sent.
+    """
+
+    def __init__(self, features: Batch, restore: Callable[..., Batch], whole: Tensor) -> None:
+        super().__init__(features)
+        self._sent = restore, (whole, tuple(features))
+        self._before = dict(features)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        before = self._before
+        is_same = self.keys() == before.keys() and all(self[key] is before[key] for key in before)
+        return self._sent if is_same else (dict, (dict(self),))
+
+
+def _by_feature(rows: Tensor, names: Sequence[str]) -> Batch:
+    """Return the features of a tensor (features, B, S)."""
+    return dict(zip(names, rows.unbind(), strict=True))
+
+
+def _of_windows(windows: Tensor, names: Sequence[str]) -> Batch:
+    """Return the features of whole windows (B, S + 1)."""
+    inputs, labels = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+    return dict(zip(names, (inputs, torch.ones_like(inputs), labels), strict=True))
+
+
+def _made(whole: NDArray[np.int32], restore: Callable[..., Batch], names: Sequence[str]) -> Batch:
+    """Return the batch that `restore` makes; in a worker, one that is sent as one tensor."""
+    tensor = torch.from_numpy(whole)
+    batch = restore(tensor, names)
+    return batch if get_worker_info() is None else _SentBatch(batch, restore, tensor)
 
 
 def _runs(places: Ints, step: int) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader, Dataset
 
 from modelzoo_trainer.data.hdf5.files import read_header
 from modelzoo_trainer.data.hdf5.gpt import GptHDF5MapDataProcessor
@@ -307,3 +308,25 @@ def test_the_fingerprint_tells_names_sizes_and_ranges(folder, tmp_path):
 
     assert dataset(str(tmp_path / "moved")).fingerprint == kept
     assert len({kept, *others}) == 4
+
+
+def test_a_batch_of_a_worker_is_sent_whole_even_if_it_was_changed(folder):
+    class Changed(Dataset):
+        def __init__(self, rows):
+            self.rows = rows
+
+        def __len__(self):
+            return len(self.rows)
+
+        def __getitems__(self, indices):
+            batch = self.rows.__getitems__(indices)
+            batch["labels"] = batch["labels"] + 100
+            return batch
+
+    rows = dataset(folder(samples(4)))
+    (batch,) = DataLoader(Changed(rows), 4, num_workers=1, collate_fn=lambda batch: batch)
+    (plain,) = DataLoader(rows, 4, num_workers=1, collate_fn=lambda batch: batch)
+
+    assert type(batch) is type(plain) is dict
+    assert batch["labels"][:, 0].tolist() == [101, 102, 103, 104]
+    assert plain["labels"][:, 0].tolist() == [1, 2, 3, 4]
