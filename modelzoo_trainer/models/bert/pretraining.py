@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import FiniteFloat, Fraction, Size, checked
+from modelzoo_trainer.constraints import FiniteFloat, Fraction, NonNegativeSize, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.bert.encoder import Encoder, Step, draw_weight
 from modelzoo_trainer.models.bert.engines import encoder_tensor_plan, lr_groups, published_name
@@ -50,10 +50,12 @@ class BertSettings(EncoderSettings):
     """
 
     disable_nsp: bool = False
+    num_segments: NonNegativeSize | None = None
     num_classes: Size = 2
     mlm_nonlinearity: Nonlinearity | None = None
     use_ffn_bias_in_mlm: bool = True
     use_output_bias_in_mlm: bool = True
+    share_embedding_weights: bool = True
     mlm_loss_weight: FiniteFloat = 1.0
     label_smoothing: Fraction = 0.0
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.constraints import Fraction, NonNegativeSize, Size, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.decoder_settings import DecoderSettings, PositionEmbedding
 from modelzoo_trainer.models.feed_forward import GATED, Nonlinearity, NormType
 from modelzoo_trainer.models.initializers import (
     Initializer,
@@ -55,7 +55,11 @@ class EncoderSettings(DecoderSettings):
     """
 
     max_position_embeddings: Size = field()  # required
+    embedding_dropout_rate: Fraction | None = None
     attention_dropout_rate: Fraction | None = None
+    dropout_rate: Fraction = 0.1
+    position_embedding_type: PositionEmbedding | None = "learned"
+    num_relative_attention_buckets: Size | None = 32
     alibi_trainable_slopes: bool = False
     encoder_nonlinearity: Nonlinearity = "gelu"
     pooler_nonlinearity: Nonlinearity | None = None
@@ -69,6 +73,7 @@ class EncoderSettings(DecoderSettings):
     embeddings_initializer: InitializerSetting | None = None
     position_embeddings_initializer: InitializerSetting | None = None
     segment_embeddings_initializer: InitializerSetting | None = None
+    compute_eval_metrics: bool = True
     # Of decoders only.
     nonlinearity: Nonlinearity = field(default="gelu", init=False)
     norm_type: NormType = field(default="layernorm", init=False)
