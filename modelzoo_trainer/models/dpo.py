@@ -8,6 +8,7 @@ Dimension letters: B pairs of answers, T positions.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -39,6 +40,7 @@ _REFERENCE: Final = "ref_model."
 _ANSWERS: Final = ("chosen", "rejected")
 _FEATURES: Final = ("input_ids", "attention_mask", "labels")
 _DROPOUT_RATES: Final = ("dropout_rate", "attention_dropout_rate", "embedding_dropout_rate")
+_OF_ITS_LOSS: Final = ("loss_scaling", "loss_weight", "compute_eval_metrics")
 _OTHER_RATES: Final = ("residual_dropout_rate", "embd_pdrop")
 
 
@@ -89,6 +91,7 @@ class Dpo(nn.Module):
         cls, arguments = _policy_of(policy_model, self.settings)
         with _naming_the_policy():
             self.policy_model: Decoder = cls(**arguments)
+        _warn_of_unused(self.policy_model)
         self.ref_model: Decoder | None = None
         if not self.settings.reference_free:
             self.ref_model = copy.deepcopy(self.policy_model).requires_grad_(False).eval()
@@ -317,6 +320,19 @@ def _settings_of(given: Mapping[str, Any] | None) -> DpoSettings:
             raise ConfigError(f"model.dpo.{key}: no such setting. {suggest(str(key), known)}")
         check(f"model.dpo.{key}", value, kinds[key])
     return DpoSettings(**(given or {}))
+
+
+def _warn_of_unused(policy: Decoder) -> None:
+    """Warn of settings of the loss that the policy would have on its own."""
+    defaults = {field.name: field.default for field in fields(policy)}
+    unused = [name for name in _OF_ITS_LOSS if getattr(policy, name) != defaults[name]]
+    if policy.experts is not None and policy.experts.load_balancing_loss_coef:
+        unused.append("moe.load_balancing_loss_coef")
+    for name in unused:
+        warnings.warn(
+            f"model.policy_model.{name} has no effect on the loss of dpo. Remove it.",
+            stacklevel=3,
+        )
 
 
 def _policy_of(given: Mapping[str, Any], dpo: DpoSettings) -> tuple[type[Decoder], dict[str, Any]]:

@@ -186,6 +186,23 @@ def test_validation_metrics_can_be_switched_off() -> None:
     assert set(model(batch_of())) == {"loss", "num_items"}
 
 
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("loss_weight", {"loss_scaling": "batch_size", "loss_weight": 0.5}),
+        ("compute_eval_metrics", {"compute_eval_metrics": False}),
+        (
+            "moe.load_balancing_loss_coef",
+            {"moe": {"num_experts": 3, "top_k": 2, "load_balancing_loss_coef": 0.1}},
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*loss_scaling")
+def test_settings_of_the_policys_own_loss_are_reported(key: str, settings: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=rf"policy_model.{key} has no effect"):
+        Dpo(policy_model={"name": "gpt2", **DECODER, **settings})
+
+
 def test_it_generates_with_its_policy() -> None:
     model, prompt = make(), torch.tensor([[1, 2]])
     found = model.generate(prompt, 2, temperature=0.0)
