@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from modelzoo_trainer.config.positions import (
     describe,
     is_null,
     option_in,
+    to_plain,
 )
 from modelzoo_trainer.constraints import Call, Progress, Seed
 from modelzoo_trainer.errors import ConfigError
@@ -90,7 +92,23 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
     others = (
         () if isinstance(target, Unshipped) else _check_others(place, name, target, names, problems)
     )
-    return check_call(target, place, problems, ignored=("name", "model_name", *others))
+    inside = getattr(target, "model_arguments", ())
+    nested = dict.fromkeys(inside, partial(_inner_model, names=names))
+    ignored = ("name", "model_name", *others)
+    return check_call(target, place, problems, nested=nested, ignored=ignored)
+
+
+def _inner_model(place: Place, problems: Problems, names: Names) -> dict[str, Any] | None:
+    """Return the settings of a model that is an argument of another one, without inert ones."""
+    if place.key("name") is None and place.key("model_name") is None:
+        add_lack(place, "name", "it selects the model", problems, Lack("setting", "name"))
+        return None
+    component = check_model(place, names, problems)
+    if component is None:
+        return None
+    name = place.key("name") or place.key("model_name")
+    assert name is not None
+    return {"name": to_plain(_today_s(name, Problems()).node), **component.arguments}
 
 
 def _today_s(name: Place, problems: Problems) -> Place:

@@ -44,6 +44,7 @@ from modelzoo_trainer.models.parametrization import (
     make_initializers,
 )
 from modelzoo_trainer.models.position_bias import fixed_positions
+from modelzoo_trainer.models.published_names import published_name
 from modelzoo_trainer.models.routing import LOSS_KEY, Statistics, routing_metrics
 
 
@@ -59,6 +60,8 @@ class Decoder(DecoderSettings, nn.Module):
 
     token_embeddings: nn.Embedding
     lm_head: nn.Linear
+
+    published_name = staticmethod(published_name)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ _ANSWERS: Final = ("chosen", "rejected")
 _FEATURES: Final = ("input_ids", "attention_mask", "labels")
 _DROPOUT_RATES: Final = ("dropout_rate", "attention_dropout_rate", "embedding_dropout_rate")
 _OF_ITS_LOSS: Final = ("loss_scaling", "loss_weight", "compute_eval_metrics")
+_BALANCING: Final = "load_balancing_loss_coef"
 _OTHER_RATES: Final = ("residual_dropout_rate", "embd_pdrop")
 
 
@@ -78,6 +79,9 @@ class Dpo(nn.Module):
         ConfigError: If a setting is invalid.
     """
 
+    model_arguments: ClassVar[tuple[str, ...]] = ("policy_model",)
+    """Arguments that are settings of a model, which a file has checked line by line."""
+
     def __init__(
         self,
         *,
@@ -89,9 +93,9 @@ class Dpo(nn.Module):
         self.settings = _settings_of(dpo)
         self.compute_eval_metrics = compute_eval_metrics
         cls, arguments = _policy_of(policy_model, self.settings)
+        _warn_of_unused(policy_model)
         with _naming_the_policy():
             self.policy_model: Decoder = cls(**arguments)
-        _warn_of_unused(self.policy_model)
         self.ref_model: Decoder | None = None
         if not self.settings.reference_free:
             self.ref_model = copy.deepcopy(self.policy_model).requires_grad_(False).eval()
@@ -303,6 +307,19 @@ def _copy(policy: nn.Module, reference: nn.Module) -> None:
             target.copy_(source)
 
 
+def _warn_of_unused(given: Mapping[str, Any]) -> None:
+    moe = given.get("moe") or given.get("moe_params")
+    unused = {key: given[key] for key in _OF_ITS_LOSS if key in given}
+    if isinstance(moe, Mapping) and moe.get(_BALANCING):
+        unused[f"moe.{_BALANCING}"] = moe[_BALANCING]
+    for key, value in unused.items():
+        warnings.warn(
+            f"model.policy_model.{key} ({value}) has no effect: dpo has a loss of its own. Remove "
+            f"it.",
+            stacklevel=3,
+        )
+
+
 @contextmanager
 def _naming_the_policy() -> Iterator[None]:
     """Context manager: errors name the section of the policy's settings."""
@@ -320,19 +337,6 @@ def _settings_of(given: Mapping[str, Any] | None) -> DpoSettings:
             raise ConfigError(f"model.dpo.{key}: no such setting. {suggest(str(key), known)}")
         check(f"model.dpo.{key}", value, kinds[key])
     return DpoSettings(**(given or {}))
-
-
-def _warn_of_unused(policy: Decoder) -> None:
-    """Warn of settings of the loss that the policy would have on its own."""
-    defaults = {field.name: field.default for field in fields(policy)}
-    unused = [name for name in _OF_ITS_LOSS if getattr(policy, name) != defaults[name]]
-    if policy.experts is not None and policy.experts.load_balancing_loss_coef:
-        unused.append("moe.load_balancing_loss_coef")
-    for name in unused:
-        warnings.warn(
-            f"model.policy_model.{name} has no effect on the loss of dpo. Remove it.",
-            stacklevel=3,
-        )
 
 
 def _policy_of(given: Mapping[str, Any], dpo: DpoSettings) -> tuple[type[Decoder], dict[str, Any]]:

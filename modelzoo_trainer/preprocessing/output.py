@@ -107,10 +107,15 @@ class Layout:
         if "data" in stored:
             data = stored["data"].astype(self.dtype)
             if self.inverts_mask:
-                mask = self.features.index("attention_mask")
-                data[:, mask] = 1 - data[:, mask]
+                data[:, self.masks] = 1 - data[:, self.masks]
             stored["data"] = data
         return stored
+
+    @property
+    def masks(self) -> list[int]:
+        """Indices of the features that are masks: a pair of answers has two."""
+        names = enumerate(self.features)
+        return [index for index, name in names if name.endswith("attention_mask")]
 
     def rows_per_file(self, arrays: Mapping[str, Array]) -> int:
         """Return the number of rows of a file, the same for all but the last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -122,10 +122,11 @@ class _StreamWriter:
         self._layout = Layout(
             features=features,
             dtype=processing.input_ids_dtype,
-            inverts_mask=processing.inverted_mask and "attention_mask" in features,
+            inverts_mask=processing.inverted_mask,
             bytes_per_file=processing.write_chunk_size * 1024,
         )
-        self._mask = features.index("attention_mask") if "attention_mask" in features else None
+        self._num_sequences = max(1, sum(name.endswith("input_ids") for name in features))
+        self._ignored = settings.dataset.ignore_index
         self._writer: ChunkWriter | BucketWriter = ChunkWriter(folder, self._layout)
 
     def shuffle(self, buckets: int, seed: int) -> None:
@@ -166,10 +167,18 @@ class _StreamWriter:
         count, tokens = len(rows.lengths), int(rows.lengths.sum())
         stats.rows += count
         stats.tokens += tokens
-        stats.padding += count * self.stream.length - tokens
-        if count and self._mask is not None:
-            stats.loss_tokens += int(rows.arrays["data"][:, self._mask].sum(dtype=np.int64))
+        stats.padding += count * self._num_sequences * self.stream.length - tokens
+        stats.loss_tokens += self._num_counted(rows.arrays) if count else 0
         self._writer.add(rows)
+
+    def _num_counted(self, arrays: Mapping[str, Array]) -> int:
+        """Return how many labels of rows count in the loss; 0 if the labels are made later."""
+        if "labels" in arrays:  # of masked tokens
+            return int((arrays["labels"][:, 0] != self._ignored).sum())
+        if not any(name.endswith("labels") for name in self._layout.features):
+            return 0
+        masks = self._layout.masks
+        return int(arrays["data"][:, masks].sum(dtype=np.int64)) if masks else 0
 
     def state(self) -> StreamState:
         """Return the state, after making durable what it counts."""

@@ -19,6 +19,7 @@ log = logging.getLogger("modelzoo_trainer.sparsity")
 Filter = Annotated[Name, "a glob"] | Annotated[Names, "a list of globs"]
 
 _MOST_NAMES: Final = 12  # in a message
+_FEW_NAMES: Final = 4  # in a log line
 _DEFAULT: Final = (
     "the default (trainable parameters with two or more dimensions, except embeddings and biases)"
 )
@@ -30,20 +31,13 @@ def select(
     """Return the parameters that a filter matches.
 
     `globs` None = trainable ones with two or more dimensions, except embeddings and biases; `where`
-    names the setting in messages.
+    names the setting in messages. A glob that matches no name is compared with the published ones,
+    if the model has a method `published_name(name)`.
 
     Raises:
         ConfigError: If there is none, or one cannot be sparse.
     """
-    if globs is None:
-        found = _default(model, named)
-    else:
-        found = {
-            name: param
-            for name, param in named.items()
-            if any(fnmatchcase(name, glob) for glob in globs)
-        }
-        _warn_unmatched(globs, found, where)
+    found = _default(model, named) if globs is None else _matched(model, named, globs, where)
     if not found:
         given = _DEFAULT if globs is None else repr(list(globs))
         raise ConfigError(f"{where}: {given} matches no parameter. {_meant(model, named, globs)}")
@@ -85,10 +79,32 @@ def _default(model: Module, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _warn_unmatched(globs: tuple[str, ...], found: Mapping[str, Tensor], where: str) -> None:
+def _matched(
+    model: Module, named: Mapping[str, Tensor], globs: tuple[str, ...], where: str
+) -> dict[str, Tensor]:
+    """Return the parameters that one of the globs matches; warn of a glob that matches none."""
+    published = getattr(model, "published_name", None)
+    others = {name: published(name) or "" for name in named} if callable(published) else {}
+    names: set[str] = set()
+    unmatched = []
     for glob in globs:
-        if found and not any(fnmatchcase(name, glob) for name in found):
-            log.warning("%s: %r matches no parameter.", where, glob)
+        own = {name for name in named if fnmatchcase(name, glob)}
+        if not own:
+            own = {name for name, other in others.items() if fnmatchcase(other, glob)}
+            if own:
+                log.info(
+                    "%s: %r, names of the Cerebras Model Zoo, matches %d parameters: %s%s.",
+                    where,
+                    glob,
+                    len(own),
+                    ", ".join(sorted(own)[:_FEW_NAMES]),
+                    ", ..." if len(own) > _FEW_NAMES else "",
+                )
+        unmatched += [] if own else [glob]
+        names |= own
+    for glob in unmatched if names else ():
+        log.warning("%s: %r matches no parameter.", where, glob)
+    return {name: param for name, param in named.items() if name in names}
 
 
 def _check(model: Module, found: Mapping[str, Tensor], where: str) -> None:

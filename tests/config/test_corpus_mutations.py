@@ -48,8 +48,6 @@ OPEN = {
     "dino.losses": 256,
     "dit.reverse_process": 124,
     "dit.vae": 124,
-    "dpo.dpo": 6,
-    "dpo.policy_model": 68,
     "falcon.extra_attention_params": 6,
     "gemma2.extra_attention_params": 6,
     "gptj.embedding_initializer": 28,

@@ -113,7 +113,7 @@ def test_a_layer_without_mask_counts_all_tokens() -> None:
 def test_a_layer_adds_the_experts_to_the_residual(kind: type[Decoder]) -> None:
     model = make(kind, **ROTARY, moe={**MOE, "routing_algorithm": "learned"}).eval()
     ids = batch_of()["input_ids"]
-    plain = make(kind, rotary_dim=4).eval()
+    plain = make(kind, **ROTARY).eval()
     plain.load_state_dict(model.state_dict(), strict=False)
     for layer, own in zip(plain.layers, model.layers, strict=True):
         layer.ffn = Alone(own.ffn, ids)

@@ -178,29 +178,34 @@ def test_a_reset_gives_both_the_same_weights() -> None:
     assert all(torch.equal(value, reference[name]) for name, value in policy.items())
 
 
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"loss_scaling": "batch_size"}, "loss_scaling"),
+        (
+            {"moe": {"num_experts": 2, "top_k": 1, "load_balancing_loss_coef": 0.1}},
+            "moe.load_balancing_loss_coef",
+        ),
+        (
+            {"moe_params": {"num_experts": 2, "top_k": 2, "load_balancing_loss_coef": 0.1}},
+            "moe.load_balancing_loss_coef",
+        ),
+    ],
+)
+def test_settings_of_the_other_loss_have_no_effect_and_that_is_said(
+    given: dict[str, Any], key: str
+) -> None:
+    with pytest.warns(UserWarning, match=rf"model\.policy_model\.{key} .*no effect"):
+        model = Dpo(policy_model={"name": "gpt2", **DECODER, **given})
+    model(batch_of())["loss"].backward()
+
+
 def test_validation_metrics_can_be_switched_off() -> None:
     torch.manual_seed(0)
     model = Dpo(policy_model={"name": "gpt2", **DECODER}, compute_eval_metrics=False)
     assert "rewards_margins" in model(batch_of())  # in training
     model.eval()
     assert set(model(batch_of())) == {"loss", "num_items"}
-
-
-@pytest.mark.parametrize(
-    ("key", "settings"),
-    [
-        ("loss_weight", {"loss_scaling": "batch_size", "loss_weight": 0.5}),
-        ("compute_eval_metrics", {"compute_eval_metrics": False}),
-        (
-            "moe.load_balancing_loss_coef",
-            {"moe": {"num_experts": 3, "top_k": 2, "load_balancing_loss_coef": 0.1}},
-        ),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*loss_scaling")
-def test_settings_of_the_policys_own_loss_are_reported(key: str, settings: dict[str, Any]) -> None:
-    with pytest.warns(UserWarning, match=rf"policy_model.{key} has no effect"):
-        Dpo(policy_model={"name": "gpt2", **DECODER, **settings})
 
 
 def test_it_generates_with_its_policy() -> None:

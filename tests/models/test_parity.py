@@ -16,6 +16,7 @@ from tests.models.parity import (
     SIZES,
     THEIR_SIZES,
     VOCAB,
+    WIDTH,
     Case,
     bigcode_tensors,
     fused_tensors,
@@ -133,11 +134,41 @@ def bloom(num_heads: int) -> Case:
     return Case("bloom", "BloomForCausalLM", settings, config, fused_tensors(BLOOM, per_head), 1e-6)
 
 
+WIDE_HEADS = {"attention_inner_dim": 2 * WIDTH, "rotary_dim": 2 * DIM}
 MISTRAL = {
     "intermediate_size": FILTER,
     "num_key_value_heads": 2,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+GEMMA2 = {
+    **WIDE_HEADS,
+    **WITHOUT_BIASES,
+    **TWO_GROUPS,
+    "position_embedding_type": "rotary",
+    "norm_type": "rmsnorm",
+    "layer_norm_epsilon": 1e-6,
+    "nonlinearity": "geglu",
+    "embeddings_scale": WIDTH**0.5,
+    "attention_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "attention_sliding_window_length": 8,
+    "sliding_window_every_other_decoder_layer": True,
+    "norm_first_sandwich": True,
+}
+GEMMA2_CONFIG = {
+    "intermediate_size": FILTER,
+    "num_key_value_heads": 2,
+    "head_dim": 2 * DIM,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu",
+    "query_pre_attn_scalar": 2 * DIM,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "sliding_window": 8,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 
@@ -193,6 +224,32 @@ CASES = {
         MISTRAL | {"sliding_window": 8},
         llama_tensors,
         ROTARY,
+    ),
+    "mistral, wide heads": Case(
+        "mistral",
+        "MistralForCausalLM",
+        LLAMA | TWO_GROUPS | WIDE_HEADS,
+        MISTRAL | {"sliding_window": None, "head_dim": 2 * DIM},
+        llama_tensors,
+        ROTARY,
+    ),
+    "gemma2": Case(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        GEMMA2,
+        GEMMA2_CONFIG,
+        llama_tensors,
+        ROTARY,
+        is_offset=True,
+    ),
+    "gemma2, window first": Case(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        GEMMA2 | {"sliding_window_every_other_decoder_layer_pattern": "sliding_window_first"},
+        GEMMA2_CONFIG | {"layer_types": ["sliding_attention", "full_attention"]},
+        llama_tensors,
+        ROTARY,
+        is_offset=True,
     ),
     "gptj": Case(
         "gptj",

@@ -14,7 +14,7 @@ _OBJECTIVES: Final = {
     None: "pretraining:PretrainingMode",
     "pretraining": "pretraining:PretrainingMode",
     "fim": "fill_in_the_middle:FillInTheMiddleMode",
-    "mlm": "masking:MaskingMode",
+    "mlm": "masking:MaskedMode",
     "bert_pretraining": "bert_pretraining:BertPretrainingMode",
 }
 """Of mode `pretraining`, by `dataset.training_objective`."""

@@ -14,6 +14,7 @@ from modelzoo_trainer.preprocessing.modes.sequences import (
     Place,
     Tokenized,
     document_turns,
+    naming,
     text_of,
     tokenize,
 )
@@ -79,7 +80,8 @@ class DpoMode:
         if not all(text.strip() for text in texts.values()):
             stats.skip(document, "empty")
             return None
-        chosen, rejected = (self._piece(texts["prompt"], texts[name]) for name in _PARTS[1:])
+        with naming(document):
+            chosen, rejected = (self._piece(texts["prompt"], texts[name]) for name in _PARTS[1:])
         if chosen is None or rejected is None:
             stats.skip(document, "the chat template omits a message")
             return None

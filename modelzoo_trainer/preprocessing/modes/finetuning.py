@@ -23,6 +23,7 @@ from modelzoo_trainer.preprocessing.modes.sequences import (
     RegionRules,
     Tokenized,
     document_turns,
+    naming,
     text_of,
     tokenize,
 )
@@ -117,7 +118,8 @@ class FinetuningMode:
             stats.skip(document, "empty")
             return None
         is_chat = roles <= _CHAT
-        pieces = self._chat(turns, texts) if is_chat else self._pairs(turns, texts)
+        with naming(document):
+            pieces = self._chat(turns, texts) if is_chat else self._pairs(turns, texts)
         if pieces is None:
             stats.skip(document, "the chat template omits a message")
             return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -44,6 +45,15 @@ class Tokenized(NamedTuple):
 def document_turns(document: Document) -> tuple[Turn, ...]:
     """Return the turns of a document."""
     return turns_of(document.content, f"{document.file}:{document.number}")
+
+
+@contextmanager
+def naming(document: Document) -> Iterator[None]:
+    """Context manager: errors name the document."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{document.file}:{document.number}: {error}") from error
 
 
 def text_of(region: Region, document: Document) -> str:

@@ -87,6 +87,12 @@ def test_a_chat_is_in_the_template_and_answers_count_with_their_end(words):
     assert labels == [USER, 20, END, START, ASSISTANT, 30, 31, END]
 
 
+def test_a_template_that_refuses_a_chat_names_the_document(words):
+    made = mode(words, dataset="chat_template: \"{{ raise_exception('no system role') }}\"")
+    with pytest.raises(ConfigError, match=r"a\.jsonl:0: .*no system role"):
+        encoded(made, documents_of([("user", "w20"), ("assistant", "w30")]), 8)
+
+
 def test_every_answer_of_a_chat_counts(words):
     made = mode(words, dataset=f"chat_template: '{SPACED}'")
     turns = [("system", "w25"), ("user", "w20"), ("assistant", "w30"), ("user", "w21")]

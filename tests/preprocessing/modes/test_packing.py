@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelzoo_trainer.preprocessing.modes.packing import (
@@ -67,6 +67,7 @@ def test_large_items_find_small_ones_that_fit(sizes, bins):
     assert pack(sizes, 8) == bins
 
 
+@settings(deadline=None, max_examples=30, derandomize=True)
 @given(st.lists(st.integers(1, 16), max_size=40))
 def test_every_item_is_in_one_row_and_no_row_is_too_full(sizes):
     bins = pack(sizes, 16)
@@ -76,6 +77,7 @@ def test_every_item_is_in_one_row_and_no_row_is_too_full(sizes):
     assert len(used) < 2 or used[0] + used[1] > 16
 
 
+@settings(deadline=None, max_examples=30, derandomize=True)
 @given(st.lists(st.integers(1, 8), max_size=20))
 def test_packed_rows_keep_every_pair_of_a_token_and_its_label(sizes):
     counter = iter(range(1, 1000))
@@ -91,6 +93,7 @@ def test_packed_rows_keep_every_pair_of_a_token_and_its_label(sizes):
     assert int(data[:, 1].sum()) == len(pairs)
 
 
+@settings(deadline=None, max_examples=30, derandomize=True)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=4).filter(lambda sizes: sum(sizes) <= 16))
 def test_a_token_sees_only_its_own_sequence(sizes):
     spans, positions = spans_and_positions(sizes, 16)

@@ -1,0 +1,58 @@
+"""A model whose settings have a section of another model."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelzoo_trainer.config.build import check_config
+from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.positions import Problems
+from modelzoo_trainer.config.shipped import shipped_names
+from modelzoo_trainer.errors import ConfigError
+
+TEXT = """\
+trainer:
+  init:
+    device: cpu
+    model:
+      name: dpo
+      dpo: {%s}
+      policy_model: {%s}
+  validate:
+    val_dataloader: {data_processor: DigitsProcessor, split: val, batch_size: 90}
+"""
+SMALL = "name: llama, hidden_size: 16, num_heads: 2, num_hidden_layers: 1"
+
+
+def plan_of(policy=SMALL, dpo=""):
+    text = TEXT % (dpo, policy)
+    (plan,) = check_config(read_text(text, "p.yaml"), shipped_names(), None, Problems())
+    return plan
+
+
+def test_the_inner_model_is_built_from_its_section_without_inert_settings():
+    plan = plan_of(f"{SMALL}, attention_chunk_size: 3")
+    assert [str(note) for note in plan.notes] == [
+        "p.yaml:7:88: trainer.init.model.policy_model.attention_chunk_size: no effect (nor in the "
+        "Cerebras Model Zoo)."
+    ]
+    model = plan.init["model"].build()
+    assert model.policy_model.hidden_size == 16
+
+
+@pytest.mark.parametrize(
+    ("policy", "dpo", "message"),
+    [
+        ("name: llama, hiden_size: 16", "", r"p\.yaml:7:35: .*policy_model\.hiden_size: .*hidden_"),
+        ("name: llama, hidden_size: a", "", r"p\.yaml:7:48: .*an integer > 0, got 'a'"),
+        ("name: lama", "", r"p\.yaml:7:28: .*'lama'.*'llama'"),
+        ("hidden_size: 16", "", r"p\.yaml:7:7: .*policy_model\.name"),
+        (f"{SMALL}, filter_size: 0", "", r"p\.yaml:7:101: .*filter_size"),
+        ("name: llama, hidden_size: 16, num_heads: 3", "", r"p\.yaml:7:35: .*hidden_size"),
+        (SMALL, "betta: 1", r"p\.yaml:6:13: .*betta.*'beta'"),
+        (SMALL, "beta: 0", r"p\.yaml:6:13: .*beta"),
+    ],
+)
+def test_a_mistake_in_the_inner_model_is_reported_at_its_line(policy, dpo, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_of(policy, dpo)
