@@ -175,6 +175,12 @@ def test_a_packed_batch_is_refused_by_a_model_with_a_window() -> None:
         {"sliding_window_every_other_decoder_layer": True},
         WINDOW | {"sliding_window_every_other_decoder_layer_pattern": "sliding_window_first"},
         {"alibi_trainable_slopes": True},
+        {"num_relative_attention_buckets": 64},
+        {"pos_scaling_factor": 2.0},
+        {"rope_theta": 500000.0},
+        {"rotary_dim": 4},
+        {"scale_output_logits_by_d": False},
+        {"attention_type": "dot_product", "scale_qk_dot_by_d": True},
     ],
 )
 def test_a_setting_without_its_condition_is_reported(changes: dict[str, Any]) -> None:
