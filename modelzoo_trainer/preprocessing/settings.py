@@ -133,6 +133,20 @@ _MODES: Final = {
 }
 
 
+_OF_MODES: Final = {
+    "processing": frozenset(
+        {
+            "end_of_turn_token",
+            "seed",
+            "semantic_drop_mask",
+            "semantic_loss_weight",
+            "short_seq_prob",
+        }
+    )
+}
+"""Keys outside `dataset` that only modes read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All settings of a run."""
@@ -146,10 +160,11 @@ class Settings:
     """The file, for messages."""
 
     def not_used(self, uses: frozenset[str]) -> Iterator[str]:
-        """Yield the given keys of `dataset` that a mode does not read."""
-        for key in self.given.get("dataset", {}):
-            if key in Dataset.__dataclass_fields__ and key not in uses:
-                yield f"dataset.{key}"
+        """Yield the given keys that are for modes alone and that a mode does not read."""
+        for section, known in {"dataset": Dataset.__dataclass_fields__, **_OF_MODES}.items():
+            for key, value in self.given.get(section, {}).items():
+                if key in known and key not in uses and value is not None:
+                    yield f"{section}.{key}"
 
 
 def read_settings(path: Path) -> tuple[Settings, list[str]]:

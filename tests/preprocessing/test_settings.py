@@ -59,5 +59,7 @@ def test_an_invalid_file_is_refused(text: str, facts: tuple[str, ...]) -> None:
 
 
 def test_keys_that_a_mode_does_not_read_are_listed() -> None:
-    settings, _ = parse(SMALLEST + "dataset: {fim_rate: 0.5, pack_sequences: true}\n")
-    assert list(settings.not_used(frozenset({"pack_sequences"}))) == ["dataset.fim_rate"]
+    text = "processing: {seed: 1, max_seq_length: 8}\ndataset: {fim_rate: 0.5, use_vsl: true}\n"
+    settings, _ = parse(SMALLEST + text)
+    unused = [*settings.not_used(frozenset({"use_vsl"}))]
+    assert unused == ["dataset.fim_rate", "processing.seed"]
