@@ -94,20 +94,35 @@ class Decoder(DecoderSettings, nn.Module):
             "attention_sliding_window_length",
             "sliding_window_every_other_decoder_layer",
         )
+        positions = self.position_embedding_type
+        is_rotary = "position_embedding_type: rotary", positions == "rotary"
         needs = {  # without the second, the first has no effect
             other: (window, self.attention_sliding_window_length is not None),
             f"{other}_pattern": (f"{other}: true", self.sliding_window_every_other_decoder_layer),
-            "alibi_trainable_slopes": (
-                "position_embedding_type: alibi",
-                self.position_embedding_type == "alibi",
+            "alibi_trainable_slopes": ("position_embedding_type: alibi", positions == "alibi"),
+            "num_relative_attention_buckets": (
+                "position_embedding_type: relative",
+                positions == "relative",
+            ),
+            "pos_scaling_factor": (
+                "position_embedding_type: rotary or alibi",
+                positions in ("rotary", "alibi"),
             ),
             "position_embedding_offset": (
                 "position_embedding_type: learned",
-                self.position_embedding_type == "learned",
+                positions == "learned",
+            ),
+            "rope_theta": is_rotary,
+            "rotary_dim": is_rotary,
+            "scale_output_logits_by_d": ("muP", self.uses_mup),
+            "scale_qk_dot_by_d": (
+                "attention_type: scaled_dot_product",
+                self.attention_type == "scaled_dot_product" or not self.scale_qk_dot_by_d,
             ),
         }
+        defaults = {field.name: field.default for field in fields(self)}
         for key, (needed, is_given) in needs.items():
-            if getattr(self, key) and not is_given:
+            if getattr(self, key) != defaults[key] and not is_given:
                 warnings.warn(
                     f"{key} ({getattr(self, key)}) has no effect without {needed}. Set that, or "
                     f"remove {key}.",
@@ -326,10 +341,10 @@ class Decoder(DecoderSettings, nn.Module):
             )
         if position_ids is None:
             positions = torch.arange(length, device=input_ids.device)
-            rows = positions + self.position_embedding_offset
+            hidden = self._embed(input_ids, positions, offset=self.position_embedding_offset)
         else:
-            positions = rows = position_ids
-        hidden = self._embed(input_ids, positions, rows)
+            positions = position_ids
+            hidden = self._embed(input_ids, positions)
         masks = make_masks(self, self.position_bias, hidden, attention_span)
         return hidden, self._share(input_ids, positions, masks)
 
@@ -399,17 +414,17 @@ class Decoder(DecoderSettings, nn.Module):
         if position is None:
             hidden, context = self._begin(input_ids, None, None)
         else:
-            rows = position + self.position_embedding_offset
-            hidden = self._embed(input_ids, position, rows)
+            hidden = self._embed(input_ids, position, offset=self.position_embedding_offset)
             masks = make_step_masks(self, self.position_bias, hidden, caches[0].length, position)
             context = self._share(input_ids, position, masks)._replace(position=position)
         hidden, _ = self._run_layers(hidden, context, caches)
         return self._score(hidden[:, -1:])[:, 0]
 
-    def _embed(self, input_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        """Return the states that the first layer gets; `rows`: of the table of positions."""
+    def _embed(self, input_ids: Tensor, positions: Tensor, offset: int = 0) -> Tensor:
+        """Return the states that the first layer gets; `offset`: of learned positions."""
         hidden: Tensor = self.token_embeddings(input_ids)
         if self.position_embeddings is not None:
+            rows = positions + offset if offset else positions
             hidden = hidden + self.position_embeddings(rows)
         elif self.position_embedding_type == "fixed":
             hidden = hidden + fixed_positions(positions, self.hidden_size).to(hidden.dtype)

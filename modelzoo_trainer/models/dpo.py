@@ -308,7 +308,7 @@ def _copy(policy: nn.Module, reference: nn.Module) -> None:
 
 
 def _warn_of_unused(given: Mapping[str, Any]) -> None:
-    moe = given.get("moe")
+    moe = given.get("moe") or given.get("moe_params")
     unused = {key: given[key] for key in _OF_ITS_LOSS if key in given}
     if isinstance(moe, Mapping) and moe.get(_BALANCING):
         unused[f"moe.{_BALANCING}"] = moe[_BALANCING]

@@ -54,6 +54,7 @@ class AlibiBias(nn.Module):
     ) -> None:
         super().__init__()
         self.scaling_factor = scaling_factor
+        self.trainable = trainable  # also where the weight is frozen later
         self.slopes = nn.Linear(1, num_heads, bias=False)
         self.slopes.weight.requires_grad_(trainable)
         self.reset_parameters()
@@ -62,7 +63,7 @@ class AlibiBias(nn.Module):
     def reset_parameters(self) -> None:
         """Initialize the slopes."""
         weight = self.slopes.weight
-        if weight.requires_grad:
+        if self.trainable:
             nn.init.xavier_uniform_(weight)
             return
         slopes = alibi_slopes(self.slopes.out_features)

@@ -20,6 +20,9 @@ from modelzoo_trainer.optim.scheduler import Group
 HEADS: Final = ("*head.weight", "*classifier.weight", "*score.weight")
 """Default name patterns of matrices that AdamW updates: layers that compute logits."""
 
+BIASES: Final = ("*bias", "*bias.*")
+"""Name patterns of biases, of which stacked ones are matrices too."""
+
 IS_MUON: Final = "use_muon"
 """Key of a parameter group: whether Muon updates it."""
 
@@ -32,10 +35,11 @@ class Muon(OverModel, Optimizer):
     """Orthogonalized momentum for hidden matrices (Jordan et al. 2024), AdamW for the rest.
 
     Muon (that of torch) updates the parameters with two dimensions, except embeddings (of a module
-    `nn.Embedding` or `nn.EmbeddingBag`, or with "embed" in the name) and those that match
-    `adamw_params`. AdamW updates these, biases, norms, and all parameters with another number of
-    dimensions. A parameter tied to an embedding is an embedding. If parameter groups are given,
-    AdamW updates those with `use_muon: False`; Muon updates the matrices of the others.
+    `nn.Embedding` or `nn.EmbeddingBag`, or with "embed" in the name), biases (of a name or module
+    that ends in "bias", such as the stacked ones of experts) and those that match `adamw_params`.
+    AdamW updates these, norms, and all parameters with another number of dimensions. A parameter
+    tied to an embedding is an embedding. If parameter groups are given, AdamW updates those with
+    `use_muon: False`; Muon updates the matrices of the others.
 
     Args:
         model: The model whose parameters are updated.
@@ -118,7 +122,7 @@ def _matrix_test(model: object, adamw_params: Sequence[str] | None) -> Callable[
             )
         return lambda param: param.dim() == 2
     names = names_of_trainable(model)
-    others = _of_embeddings(model) | set(matching(names, ("*embed*",)))
+    others = _of_embeddings(model) | set(matching(names, ("*embed*", *BIASES)))
     others |= _named(names, adamw_params)
     return lambda param: param.dim() == 2 and param not in others
 

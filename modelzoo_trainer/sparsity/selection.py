@@ -21,7 +21,7 @@ Filter = Annotated[Name, "a glob"] | Annotated[Names, "a list of globs"]
 _MOST_NAMES: Final = 12  # in a message
 _FEW_NAMES: Final = 4  # in a log line
 _DEFAULT: Final = (
-    "the default (trainable parameters with two or more dimensions, except embeddings)"
+    "the default (trainable parameters with two or more dimensions, except embeddings and biases)"
 )
 
 
@@ -30,9 +30,9 @@ def select(
 ) -> dict[str, Tensor]:
     """Return the parameters that a filter matches.
 
-    `globs` None = trainable ones with two or more dimensions, except embeddings; `where` names the
-    setting in messages. A glob that matches no name is compared with the published ones, if the
-    model has a method `published_name(name)`.
+    `globs` None = trainable ones with two or more dimensions, except embeddings and biases; `where`
+    names the setting in messages. A glob that matches no name is compared with the published ones,
+    if the model has a method `published_name(name)`.
 
     Raises:
         ConfigError: If there is none, or one cannot be sparse.
@@ -75,6 +75,7 @@ def _default(model: Module, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         and not is_lazy(param)
         and param.dim() >= 2
         and id(param) not in tables
+        and not any(part.endswith("bias") for part in name.split("."))  # stacked, of experts
     }
 
 

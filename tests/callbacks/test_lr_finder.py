@@ -148,6 +148,7 @@ def assert_same(folder: Path, data: Callable[[], Any], settings: Callable[[], An
 # ---- nothing is left of it
 
 
+@pytest.mark.slow_cases("persistent")
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_run_is_the_same_with_and_without_the_test(tmp_path, name) -> None:
     assert_same(tmp_path, LOADERS[name], dict)

@@ -135,7 +135,7 @@ class CrashAt(Callback):
             raise Crash
 
 
-@pytest.mark.slow_cases("*-2-*", "*-4-*")
+@pytest.mark.slow_cases("*-2-*", "*-4-*", "1-6-*", "2-*-False", "3-8-*")
 @pytest.mark.parametrize("between", [False, True])
 @pytest.mark.parametrize("step", [2, 4, 6, 8])
 @pytest.mark.parametrize("k", [1, 2, 3])

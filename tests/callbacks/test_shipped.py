@@ -20,6 +20,7 @@ def test_all_of_them_are_tested_here():
     assert classes == list(MAKERS)
 
 
+@pytest.mark.slow_cases("fake-*")
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("device", ["meta", "fake"])
 def test_it_runs_without_a_host_read_in_the_step(make, batches, name, device):

@@ -356,6 +356,7 @@ def test_a_file_is_one_trainer_or_a_list_of_them(small, names, text, fits):
     assert (small.is_valid(value), accepts(names, value)) == (fits, fits)
 
 
+@pytest.mark.slow_cases("0.5", "True", "{}")
 @pytest.mark.parametrize("value", [None, "x", 3, 0.5, True, [], {}], ids=repr)
 def test_no_value_that_the_check_accepts_is_refused_anywhere(small, names, value):
     found = [
@@ -365,6 +366,7 @@ def test_no_value_that_the_check_accepts_is_refused_anywhere(small, names, value
     assert [complaints(small, one) for one in found if not small.is_valid(one)] == []
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("value", [None, 3, []], ids=repr)
 def test_no_value_that_the_shipped_classes_accept_is_refused_anywhere(shipped, value):
     names = shipped_names()

@@ -95,6 +95,7 @@ SECTIONS = [
 ]
 
 
+@pytest.mark.slow_cases("steps: 50*", "steps: 0*")
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize(("checkpoint", "logging"), SECTIONS)
 def test_the_steps_that_are_told_are_those_of_a_run(plan, trainer_of, loop, checkpoint, logging):

@@ -162,7 +162,8 @@ def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, 
         raise AssertionError("a module was built")
 
     monkeypatch.setattr(nn.Module, "__init__", built)
-    model_class(name).check_arguments(**({"hidden_sizes": [3]} if name == "fc_mnist" else {}))
+    required = {"fc_mnist": {"hidden_sizes": [3]}, "dpo": {"policy_model": {"name": "gpt2"}}}
+    model_class(name).check_arguments(**required.get(name, {}))
 
 
 @pytest.mark.parametrize(

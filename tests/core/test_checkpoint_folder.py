@@ -28,10 +28,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-@pytest.fixture
-def holder(root: Path) -> Any:
-    """Another process that writes checkpoints in the folder."""
-    arguments = [sys.executable, "-c", HOLD, str(root)]
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("held") / "root"
+
+
+@pytest.fixture(scope="module")
+def holder(held: Path) -> Any:
+    """Another process that writes checkpoints in the folder `held`."""
+    arguments = [sys.executable, "-c", HOLD, str(held)]
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -52,17 +57,17 @@ def fit(trainer_of: Any, folder: Path, root: Path, num: int = 4, *callbacks: Any
 
 
 def test_a_folder_that_another_process_writes_to_is_refused(
-    trainer_of, tmp_path, root, holder
+    trainer_of, tmp_path, held, holder
 ) -> None:
-    message = rf"checkpoint_root '{root}' is in use by process {holder.pid} on .* checkpoint_root"
+    message = rf"checkpoint_root '{held}' is in use by process {holder.pid} on .* checkpoint_root"
     with pytest.raises(ConfigError, match=message):
-        fit(trainer_of, tmp_path / "run", root)
+        fit(trainer_of, tmp_path / "run", held)
 
 
 @pytest.mark.usefixtures("holder")
-def test_a_run_that_writes_none_may_read_there(trainer_of, tmp_path, root) -> None:
+def test_a_run_that_writes_none_may_read_there(trainer_of, tmp_path, held) -> None:
     trainer = trainer_of(
-        model_dir=tmp_path / "run", checkpoint=Checkpoint(checkpoint_root=root), max_steps=1
+        model_dir=tmp_path / "run", checkpoint=Checkpoint(checkpoint_root=held), max_steps=1
     )
     trainer.fit(tiny_batches(1))
     assert trainer.global_step == 1

@@ -56,6 +56,7 @@ def runs(tmp_path, *callbacks: Any, name: str, **settings: Any) -> Any:
     return make_trainer(tmp_path / name, *callbacks, **(plan | settings))
 
 
+@pytest.mark.slow_cases("fake-?")
 @pytest.mark.parametrize("num", range(1, 15))
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 def test_a_run_that_is_cut_after_any_batch_ends_at_the_same_weights(tmp_path, num, device) -> None:

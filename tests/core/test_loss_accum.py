@@ -35,6 +35,7 @@ def runs(tmp_path, name: str, *callbacks: Any, **settings: Any) -> tuple[Any, Hi
     return trainer, history
 
 
+@pytest.mark.slow_cases("fake-[245]-*")
 @pytest.mark.parametrize("log_steps", [1, 3])
 @pytest.mark.parametrize("num", [1, 2, 4, 5, 8])
 @pytest.mark.parametrize("device", ["cpu", "fake"])

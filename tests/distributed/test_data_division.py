@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -32,6 +34,39 @@ CASES = [
     for drop_last in (False, True)
     for shuffle in (False, True)
 ]
+PADDED = [{"num": num, "size": 2} for num in range(1, 30)]
+FOR_ALL = [{"num": num, "size": 12, "is_global": True, "shuffle": True} for num in range(1, 41)]
+ITEMS = [{"num": num, "size": None} for num in range(1, 20)]
+LISTS = [*({"sizes": [2] * num} for num in range(1, 14)), {"sizes": [3, 1, 3, 3, 2]}]
+SPLIT = [{"num": num, "size": 5, "micro_batch_size": 2, "shuffle": True} for num in range(1, 40)]
+Passes = Callable[[int], dict[str, list[Any]]]
+
+
+def list_of(rank: int, count: int, *, sizes: list[int]) -> list[torch.Tensor]:
+    return [torch.full((size,), float(number)) for number, size in enumerate(sizes)]
+
+
+def pass_all(rank: int) -> dict[str, list[list[Any]]]:
+    """Return what `passes` returns for each list of cases."""
+    return {
+        "padded": passes(rank, number_loader, PADDED),
+        "for all": passes(rank, number_loader, FOR_ALL),
+        "not batched": passes(rank, number_loader, ITEMS),
+        "list": passes(rank, list_of, LISTS),
+        "split": passes(rank, number_loader, SPLIT),
+    }
+
+
+@pytest.fixture(scope="module")
+def seen() -> Passes:
+    """A function that returns what each of `count` processes sees in all passes, of one start."""
+
+    @cache
+    def find(count: int) -> dict[str, list[Any]]:
+        results = run_ranks(count, pass_all)
+        return {name: [found[name] for found in results] for name in results[0]}
+
+    return find
 
 
 def one_process(cases: list[dict[str, Any]], factor: int) -> list[list[list[float]]]:
@@ -57,9 +92,8 @@ def test_their_batches_are_those_of_one_process_with_as_many_samples(count: int)
 
 
 @ranks
-def test_padding_is_what_is_missing_to_a_sample_for_each(count: int) -> None:
-    cases = [{"num": num, "size": 2} for num in range(1, 30)]
-    results = run_ranks(count, passes, number_loader, cases)
+def test_padding_is_what_is_missing_to_a_sample_for_each(seen: Passes, count: int) -> None:
+    cases, results = PADDED, seen(count)["padded"]
     num_padding = [
         sum(is_padding for part in parts for _, _, is_padding, _ in part)
         for parts in by_case(results)
@@ -80,31 +114,24 @@ def test_workers_load_the_same(workers: int) -> None:
 
 
 @ranks
-def test_a_batch_for_all_is_divided(count: int) -> None:
-    cases = [{"num": num, "size": 12, "is_global": True, "shuffle": True} for num in range(1, 41)]
-    results = run_ranks(count, passes, number_loader, cases)
+def test_a_batch_for_all_is_divided(seen: Passes, count: int) -> None:
+    results = seen(count)["for all"]
     expected = one_process([{"num": num, "size": 12, "shuffle": True} for num in range(1, 41)], 1)
     assert [together(parts) for parts in by_case(results)] == expected
 
 
 @pytest.mark.slow_cases("4")
 @ranks
-def test_items_that_are_not_batched_are_divided(count: int) -> None:
-    cases = [{"num": num, "size": None} for num in range(1, 20)]
-    results = by_case(run_ranks(count, passes, number_loader, cases))
-    for case, parts in zip(cases, results, strict=True):
+def test_items_that_are_not_batched_are_divided(seen: Passes, count: int) -> None:
+    results = by_case(seen(count)["not batched"])
+    for case, parts in zip(ITEMS, results, strict=True):
         assert flat(together(parts)) == list(range(case["num"]))
 
 
-def list_of(rank: int, count: int, *, sizes: list[int]) -> list[torch.Tensor]:
-    return [torch.full((size,), float(number)) for number, size in enumerate(sizes)]
-
-
 @ranks
-def test_a_list_is_divided(count: int) -> None:
-    cases = [{"sizes": [2] * num} for num in range(1, 14)] + [{"sizes": [3, 1, 3, 3, 2]}]
-    results = by_case(run_ranks(count, passes, list_of, cases))
-    for case, parts in zip(cases, results, strict=True):
+def test_a_list_is_divided(seen: Passes, count: int) -> None:
+    results = by_case(seen(count)["list"])
+    for case, parts in zip(LISTS, results, strict=True):
         given = [float(idx) for idx, size in enumerate(case["sizes"]) for _ in range(size)]
         assert flat(together(parts)) == given
         last = float(len(case["sizes"]) - 1)
@@ -181,12 +208,9 @@ def test_a_collation_that_changed_a_number_is_not_trusted_later() -> None:
 
 
 @ranks
-def test_all_split_a_batch_into_the_same_number_of_parts(count: int) -> None:
-    cases = [
-        {"num": num, "size": 5, "micro_batch_size": 2, "shuffle": True} for num in range(1, 40)
-    ]
-    results = by_case(run_ranks(count, passes, number_loader, cases))
-    for case, parts in zip(cases, results, strict=True):
+def test_all_split_a_batch_into_the_same_number_of_parts(seen: Passes, count: int) -> None:
+    results = by_case(seen(count)["split"])
+    for case, parts in zip(SPLIT, results, strict=True):
         assert sorted(flat(together(parts))) == list(range(case["num"]))
         assert all(len(values) <= 2 for part in parts for _, values, _, _ in part)
 

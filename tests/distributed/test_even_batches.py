@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -143,25 +145,38 @@ def train_on(
     return trainer.record.grads, values, trainer.metrics.rows
 
 
+TRAININGS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "even": (EVEN, {}),
+    "smaller": (SMALLER, {}),
+    "rest": (REST, {}),
+    "tokens": (EVEN, {"counts": "tensor"}),
+    "int": (EVEN, {"counts": "int"}),
+    "rest of tokens": (REST, {"counts": "tensor"}),
+    "windows": ((4, 4, 4, 4, 4, 4), {"accumulate": 2}),
+    "token windows": ((4, 4, 4, 4, 4, 1), {"accumulate": 2, "counts": "tensor"}),
+}
+
+
+def train_all(rank: int, folder: Path, engine: str) -> dict[str, tuple[Any, Any, Any]]:
+    """Return what `train_on` returns for each of `TRAININGS`."""
+    return {
+        name: train_on(rank, folder / name, sizes, 1, {**options, "backend": ENGINES[engine]})
+        for name, (sizes, options) in TRAININGS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
+    """A function that returns what two processes find in all trainings, from one start."""
+    return cache(lambda engine: run_ranks(2, train_all, tmp_path_factory.mktemp("both"), engine))
+
+
 @pytest.mark.parametrize("engine", EACH_ENGINE)
-@pytest.mark.parametrize(
-    ("sizes", "options"),
-    [
-        (EVEN, {}),
-        (SMALLER, {}),
-        (REST, {}),
-        (EVEN, {"counts": "tensor"}),
-        (EVEN, {"counts": "int"}),
-        (REST, {"counts": "tensor"}),
-        ((4, 4, 4, 4, 4, 4), {"accumulate": 2}),
-        ((4, 4, 4, 4, 4, 1), {"accumulate": 2, "counts": "tensor"}),
-    ],
-    ids=["even", "smaller", "rest", "tokens", "int", "rest of tokens", "windows", "token windows"],
-)
-def test_all_numbers_are_those_of_one(tmp_path, sizes, options, engine) -> None:
+@pytest.mark.parametrize("name", TRAININGS)
+def test_all_numbers_are_those_of_one(tmp_path, trained, name, engine) -> None:
+    sizes, options = TRAININGS[name]
     grads, weights, rows = train_on(0, tmp_path / "alone", sizes, 2, options)
-    options = {**options, "backend": ENGINES[engine]}
-    main, other = run_ranks(2, train_on, tmp_path / "both", sizes, 1, options)
+    main, other = (found[name] for found in trained(engine))
     for found in (main, other):
         torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(grads))
         for name, value in weights.items():

@@ -90,6 +90,10 @@ def predict(rank: int, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def predict_each(rank: int, folder: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [predict(rank, folder / str(number), case) for number, case in enumerate(cases)]
+
+
 MODES = {"memory": {}, "files": {"max_in_memory": 60}, "one in files": {"max_in_memory": 200}}
 
 
@@ -98,9 +102,9 @@ MODES = {"memory": {}, "files": {"max_in_memory": 60}, "one in files": {"max_in_
 @pytest.mark.parametrize("count", [2, 3])
 def test_all_processes_have_all_rows_in_order(tmp_path, count, mode) -> None:
     cases = [{"num": 11}, {"num": 1}, {"num": 12, "micro_batch_size": 1}]
-    for number, case in enumerate(cases):
+    found_of_all = run_ranks(count, predict_each, tmp_path, [case | MODES[mode] for case in cases])
+    for number, (case, *results) in enumerate(zip(cases, *found_of_all, strict=True)):
         folder = tmp_path / str(number)
-        results = run_ranks(count, predict, folder, case | MODES[mode])
         rows = numbers(case["num"]).tolist()
         for found in results:
             assert found["rows"] == rows

@@ -157,7 +157,9 @@ def settings(**more):
     return {"loop": loop, "checkpoint": Checkpoint(steps=3), **more}
 
 
-@pytest.mark.slow_cases("fake-*-False", "cpu-*-True", "cpu-*, 8*-False")
+@pytest.mark.slow_cases(
+    "fake-*-False", "cpu-*-True", "cpu-*, 8*-False", "fake-?[48]?-True", "cpu-?[36]?-False"
+)
 @pytest.mark.parametrize("after_validation", [False, True])
 @pytest.mark.parametrize("crashes", [[3], [4], [6], [8], [3, 5, 6, 8]], ids=str)
 @pytest.mark.parametrize("device", ["cpu", "fake"])

@@ -175,6 +175,12 @@ def test_a_packed_batch_is_refused_by_a_model_with_a_window() -> None:
         {"sliding_window_every_other_decoder_layer": True},
         WINDOW | {"sliding_window_every_other_decoder_layer_pattern": "sliding_window_first"},
         {"alibi_trainable_slopes": True},
+        {"num_relative_attention_buckets": 64},
+        {"pos_scaling_factor": 2.0},
+        {"rope_theta": 500000.0},
+        {"rotary_dim": 4},
+        {"scale_output_logits_by_d": False},
+        {"attention_type": "dot_product", "scale_qk_dot_by_d": True},
     ],
 )
 def test_a_setting_without_its_condition_is_reported(changes: dict[str, Any]) -> None:
@@ -183,6 +189,7 @@ def test_a_setting_without_its_condition_is_reported(changes: dict[str, Any]) ->
         make(**changes)
 
 
+@pytest.mark.slow_cases("*window", "every other", "softcap, alibi", "layer index")
 @OF_OPTIONS
 def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(
     changes: dict[str, Any],
@@ -204,6 +211,7 @@ def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(
     assert all(torch.equal(value, expected[key]) for key, value in moved.state_dict().items())
 
 
+@pytest.mark.slow_cases("selective-[!r]*")
 @OF_OPTIONS
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_keeps_losses_and_gradients(

@@ -26,6 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hash": {"moe": {"num_experts": 3, "routing_algorithm": "hash"}},
     "gptj": {"kind": GptJ, "moe": MOE, "rotary_dim": 4},
 }
+ROTARY = {"position_embedding_type": "rotary", "rotary_dim": 4}
 OF_OPTIONS = pytest.mark.parametrize("changes", OPTIONS.values(), ids=OPTIONS)
 
 
@@ -62,7 +63,7 @@ def cross_entropy(model: Decoder, batch: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("over", ["sequence", "batch"])
 @pytest.mark.parametrize("kind", [Gpt2, GptJ])
 def test_the_balancing_loss_is_added_in_training_only(kind: type[Decoder], over: Any) -> None:
-    model = make(kind, rotary_dim=4, moe={**MOE, "load_balancing_loss_over": over})
+    model = make(kind, **ROTARY, moe={**MOE, "load_balancing_loss_over": over})
     batch = batch_of()
     routings = []
     for layer in model.layers:
@@ -110,9 +111,9 @@ def test_a_layer_without_mask_counts_all_tokens() -> None:
 
 @pytest.mark.parametrize("kind", [Gpt2, GptJ])
 def test_a_layer_adds_the_experts_to_the_residual(kind: type[Decoder]) -> None:
-    model = make(kind, rotary_dim=4, moe={**MOE, "routing_algorithm": "learned"}).eval()
+    model = make(kind, **ROTARY, moe={**MOE, "routing_algorithm": "learned"}).eval()
     ids = batch_of()["input_ids"]
-    plain = make(kind, rotary_dim=4).eval()
+    plain = make(kind, **ROTARY).eval()
     plain.load_state_dict(model.state_dict(), strict=False)
     for layer, own in zip(plain.layers, model.layers, strict=True):
         layer.ffn = Alone(own.ffn, ids)

@@ -186,6 +186,10 @@ def test_a_reset_gives_both_the_same_weights() -> None:
             {"moe": {"num_experts": 2, "top_k": 1, "load_balancing_loss_coef": 0.1}},
             "moe.load_balancing_loss_coef",
         ),
+        (
+            {"moe_params": {"num_experts": 2, "top_k": 2, "load_balancing_loss_coef": 0.1}},
+            "moe.load_balancing_loss_coef",
+        ),
     ],
 )
 def test_settings_of_the_other_loss_have_no_effect_and_that_is_said(

@@ -94,6 +94,15 @@ def test_fixed_positions_are_the_formula() -> None:
     assert found[0, 0].tolist() == [0, 1, 0, 1, 0, 1, 0]
 
 
+def test_trained_slopes_that_are_frozen_are_reset_to_random_ones() -> None:
+    bias = AlibiBias(4, trainable=True).requires_grad_(False)
+    torch.manual_seed(1)
+    bias.reset_parameters()
+    torch.manual_seed(1)
+
+    assert torch.equal(bias.slopes.weight, torch.nn.init.xavier_uniform_(torch.empty(4, 1)))
+
+
 @pytest.mark.parametrize("module", [AlibiBias(4), AlibiBias(4, trainable=True), RelativeBias(4)])
 def test_a_module_from_meta_starts_like_one_built_in_place(module: torch.nn.Module) -> None:
     moved = module.to("meta").to_empty(device="cpu")

@@ -63,6 +63,15 @@ def test_hidden_matrices_are_muons_and_all_else_is_adamws():
     ]
 
 
+def test_stacked_biases_are_adamws():
+    model = nn.Module()
+    model.up, model.up_bias = nn.Parameter(torch.ones(4, 6)), nn.Parameter(torch.ones(3, 4))
+    model.position_bias = nn.Linear(1, 4, bias=False)
+    muon, adamw = owned(model, Muon(model))
+    assert muon == ["up"]
+    assert sorted(adamw) == ["position_bias.weight", "up_bias"]
+
+
 def test_a_subclass_has_a_default_rate_of_its_own():
     class Faster(Muon):
         default_lr = 3e-2

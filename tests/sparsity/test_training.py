@@ -231,6 +231,7 @@ def test_biases_and_embeddings_are_dense_by_default(make):
             self.tied = nn.Linear(8, 10, bias=False)
             self.tied.weight = self.table.weight
             self.frozen = nn.Linear(8, 8).requires_grad_(False)
+            self.stacked_bias = nn.Parameter(torch.ones(3, 8))
 
     assert list(masks(make(0.5, model=Words))) == ["body.weight"]
 
