@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Module, Parameter
 
@@ -28,6 +33,9 @@ def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: D
 
     With `param_dtype`, floating-point inputs of a block are cast to it: all of them, or only the
     arguments of its forward that its attribute `cast_inputs` names, a tuple of strings.
+
+    Parameters are gathered for `forward`, and for the methods of the model that its attribute
+    `forward_methods` names, a tuple of strings.
 
     Raises:
         BackendError: If no module has the class of a configured block, or a block names an
@@ -62,6 +70,8 @@ def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: D
         reshard_after_forward=False,
         shard_placement_fn=place,
     )
+    for name in getattr(model, "forward_methods", ()):
+        register_fsdp_forward_method(model, name)
 
 
 def _placement(num: int, param: Parameter) -> Shard | None:

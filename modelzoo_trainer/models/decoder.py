@@ -56,6 +56,8 @@ class Decoder(DecoderSettings, nn.Module):
     """Decoder-only language model; a class adds its settings, which are constructor arguments."""
 
     SETTINGS: ClassVar[type[DecoderSettings]] = DecoderSettings
+    forward_methods: ClassVar[tuple[str, ...]] = ("logits", "last_logits")
+    """Methods besides `forward` for which a sharded model gathers its parameters."""
     """The constructor's arguments without the model."""
 
     token_embeddings: nn.Embedding

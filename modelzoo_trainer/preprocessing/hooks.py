@@ -156,7 +156,11 @@ class ReadHook:
     @property
     def columns(self) -> list[str]:
         """The names in the arguments that end in `_key`, of columns of the input."""
-        return [str(name) for key, name in self.arguments.items() if key.endswith("_key")]
+        return [
+            str(name)
+            for key, name in self.arguments.items()
+            if key.endswith("_key") and name is not None
+        ]
 
 
 def find_hook(path: str, arguments: Mapping[str, Any] | None) -> ReadHook:
@@ -211,6 +215,11 @@ def _check_arguments(function: Callable[..., Any], given: Mapping[str, Any], pat
         if key not in known:
             raise ConfigError(
                 f"processing.read_hook_kwargs.{key}: no argument of {path!r}. {suggest(key, known)}"
+            )
+        if key.endswith("_key") and not isinstance(given[key], str | None):
+            raise ConfigError(
+                f"processing.read_hook_kwargs.{key}: expected the name of a column, got "
+                f"{given[key]!r}. Put it in quotes if it is the name."
             )
     missing = [key for key, one in known.items() if one.default is one.empty and key not in given]
     if missing:

@@ -139,7 +139,7 @@ def _below(source: Any) -> list[Input]:
         raise ConfigError(
             f"setup.data.source: {source!r} does not exist. Give the folder of the input files."
         )
-    paths = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
+    paths = _walked(root)
     read = [path for path in paths if format_of(path) is not None]
     found = [_input(path, path.relative_to(root).as_posix()) for path in read]
     others = Counter(path.suffix or path.name for path in paths if format_of(path) is None)
@@ -151,6 +151,33 @@ def _below(source: Any) -> list[Input]:
         kinds = ", ".join(f"{suffix} ({count})" for suffix, count in sorted(others.items())[:8])
         log.warning("Files of other kinds in %s are not read: %s", source, kinds)
     return sorted(found, key=lambda one: one.name)
+
+
+def _walked(root: Path) -> list[Path]:
+    """Return all files below a folder, also those of linked folders, but no folder twice in a path.
+
+    Raises:
+        ConfigError: If a folder cannot be listed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise ConfigError(
+            f"setup.data.source: {error.filename!r} cannot be listed: {reason_of(error)}."
+        ) from error
+
+    found = []
+    above = {os.fspath(root): frozenset((os.path.realpath(root),))}
+    for folder, inner, names in os.walk(root, onerror=refuse, followlinks=True):
+        seen = above.pop(folder)
+        for name in tuple(inner):
+            path = os.path.join(folder, name)
+            real = os.path.realpath(path)
+            if real in seen:  # a link to a folder above it
+                inner.remove(name)
+            else:
+                above[path] = seen | {real}
+        found += [Path(folder, name) for name in names]
+    return found
 
 
 def _listed(metadata_files: str | list[str] | None) -> list[Input] | None:

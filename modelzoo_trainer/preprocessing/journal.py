@@ -63,6 +63,20 @@ def rows_settings(given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
     }
 
 
+def check_empty(folder: Path) -> None:
+    """Check that a folder has no rows.
+
+    Raises:
+        ConfigError: If it has.
+    """
+    found = [folder / PARAMS] if (folder / PARAMS).exists() else [*folder.glob("*.h5")]
+    if found:
+        raise ConfigError(
+            f"setup.output_dir: {str(folder)!r} already has rows ({found[0].name}). Choose another "
+            "folder, or remove it."
+        )
+
+
 def digest_of(value: Any) -> str:
     """Return a digest of plain values."""
     content = json.dumps([_FORMAT, value], sort_keys=True, default=str)
@@ -97,11 +111,13 @@ class Journal:
         """
         mark = self._root / MARK
         if not mark.exists():
-            self._check_empty()
+            for folder in self._folders:
+                check_empty(folder)
             for folder in reversed(self._folders):  # the root last: it makes the others known
                 _make(folder)
                 if folder != self._root:
                     write_text(folder / MARK, _as_text({"part_of": "the folder above"}))
+            (self._root / STATE).unlink(missing_ok=True)  # of a run whose mark was removed
             write_text(mark, _as_text(self._mark))
         self._take_lock(mark)
         self._check_same(mark)
@@ -162,15 +178,6 @@ class Journal:
                     index, name = key.split("/", 1)
                     streams[int(index)].arrays[name] = stored[key]
         return State(**facts, streams=streams)
-
-    def _check_empty(self) -> None:
-        for folder in self._folders:
-            found = [folder / PARAMS] if (folder / PARAMS).exists() else [*folder.glob("*.h5")]
-            if found:
-                raise ConfigError(
-                    f"setup.output_dir: {str(folder)!r} already has rows ({found[0].name}). "
-                    "Choose another folder, or remove it."
-                )
 
     def _check_same(self, mark: Path) -> None:
         try:

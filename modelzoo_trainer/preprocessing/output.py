@@ -39,6 +39,14 @@ def h5py() -> Any:
         ) from error
 
 
+def missing_rows(path: Path) -> ConfigError:
+    """Return the error that rows of an unfinished run are gone."""
+    return ConfigError(
+        f"setup.output_dir: {str(path)!r} has been removed or cut since the run was interrupted. "
+        "Restore it, or remove the folder to start again."
+    )
+
+
 def write_rows(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write a file durably: under another name, then renamed.
 
@@ -137,6 +145,18 @@ class ChunkWriter:
         self.num_files = 0
         self.pending: dict[str, Array] = {}
         """Rows that do not fill a file yet."""
+
+    def restore(self, num_files: int, pending: Mapping[str, Array]) -> None:
+        """Continue after the files that are there.
+
+        Raises:
+            ConfigError: If one has been removed.
+        """
+        there = set(os.listdir(self._folder))
+        for name in map(file_name, range(num_files)):
+            if name not in there:
+                raise missing_rows(self._folder / name)
+        self.num_files, self.pending = num_files, dict(pending)
 
     def add(self, rows: Rows) -> None:
         """Add rows; write the files that are full."""

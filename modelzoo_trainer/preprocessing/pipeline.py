@@ -17,10 +17,12 @@ from modelzoo_trainer.preprocessing import output, summary
 from modelzoo_trainer.preprocessing.inputs import Inputs, find_inputs, subsets
 from modelzoo_trainer.preprocessing.interface import Array, Packed, Rows, Stats, Tokens
 from modelzoo_trainer.preprocessing.journal import (
+    MARK,
     PARAMS,
     Journal,
     State,
     StreamState,
+    check_empty,
     digest_of,
     rows_settings,
 )
@@ -28,7 +30,7 @@ from modelzoo_trainer.preprocessing.output import ChunkWriter, Layout
 from modelzoo_trainer.preprocessing.packing import Carry, Packer
 from modelzoo_trainer.preprocessing.pool import Pool
 from modelzoo_trainer.preprocessing.readers import units
-from modelzoo_trainer.preprocessing.settings import Settings
+from modelzoo_trainer.preprocessing.settings import Settings, Setup
 from modelzoo_trainer.preprocessing.shuffling import BucketWriter, num_buckets
 from modelzoo_trainer.preprocessing.streams import Stream
 from modelzoo_trainer.preprocessing.summary import Facts
@@ -62,20 +64,48 @@ def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
     names = subsets(settings.setup)
     if not names:
         return _preprocess(settings, save_s)
+    runs = [_subset(settings, name) for name in names]
+    inputs = [find_inputs(one.setup).fingerprint for one in runs]
+    journal = Journal(
+        _root(settings.setup),
+        [],
+        settings=digest_of(rows_settings(settings.given)),
+        inputs=digest_of([names, inputs]),
+    )
     facts = []
-    for name in names:
-        setup = settings.setup
-        source = str(Path(setup.data["source"], name))
-        inner = replace(
-            setup,
-            data={"type": "local", "source": source},
-            output_dir=str(Path(setup.output_dir, name)),
-            data_splits_dir=str(Path(setup.data_splits_dir, name))
-            if setup.data_splits_dir
-            else None,
-        )
-        facts += _preprocess(replace(settings, setup=inner), save_s)
+    if not (_root(settings.setup) / MARK).exists():  # else rows in sub-folders are of this run
+        for one in runs:
+            check_empty(_root(one.setup))
+    with closing(journal):
+        state = journal.open() or State()
+        for one in runs[state.unit :]:
+            if (_root(one.setup) / PARAMS).exists() and not (_root(one.setup) / MARK).exists():
+                log.info("%s is complete", _root(one.setup))
+            else:
+                facts += _preprocess(one, save_s)
+            state.unit += 1
+            journal.save(state)
+        journal.finish()
     return facts
+
+
+def _subset(settings: Settings, name: str) -> Settings:
+    """Return the settings of the run of a sub-folder."""
+    setup = settings.setup
+    splits = setup.data_splits_dir
+    inner = replace(
+        setup,
+        data={"type": "local", "source": str(Path(setup.data["source"], name))},
+        output_dir=str(Path(setup.output_dir, name)),
+        data_splits_dir=str(Path(splits, name)) if splits else None,
+    )
+    return replace(settings, setup=inner)
+
+
+def _root(setup: Setup) -> Path:
+    """Return the output folder of a run."""
+    has_own = setup.data_splits and setup.data_splits_dir
+    return Path((has_own and setup.data_splits_dir) or setup.output_dir).expanduser()
 
 
 def _preprocess(settings: Settings, save_s: float) -> list[Facts]:
@@ -194,17 +224,16 @@ class _StreamWriter:
             state.arrays |= {f"rows.{k}": v for k, v in self._writer.pending.items()}
         return state
 
-    def restore(self, state: StreamState) -> None:
-        """Continue from a state."""
+    def restore(self, state: StreamState, *, is_read: bool) -> None:
+        """Continue from a state; `is_read`: whether it has the rows of all input."""
         self.stats = state.stats
         if self._packer is not None:
             carry = [state.arrays[f"carry.{name}"] for name in Carry._fields]
             self._packer.carry = Carry(*carry)
         if isinstance(self._writer, BucketWriter):
-            self._writer.restore(state.facts["lengths"], state.facts["kind"])
+            self._writer.restore(state.facts["lengths"], state.facts["kind"], is_full=is_read)
         else:
-            self._writer.num_files = state.num_files
-            self._writer.pending = _without_prefix(state.arrays, "rows.")
+            self._writer.restore(state.num_files, _without_prefix(state.arrays, "rows."))
 
 
 def _without_prefix(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
@@ -219,10 +248,7 @@ class _Run:
         self._settings, self._work, self._inputs = settings, work, inputs
         self._save_s = save_s
         self._limit = processing.token_limit
-        root = Path(setup.output_dir).expanduser()
-        if setup.data_splits and setup.data_splits_dir:
-            root = Path(setup.data_splits_dir).expanduser()
-        self._root = root
+        self._root = root = _root(setup)
         streams = work.streams.all
         self._writers = [
             _StreamWriter(one, root / one.folder if one.folder else root, settings, work)
@@ -254,7 +280,7 @@ class _Run:
         else:
             self._state = state
             for writer, known in zip(self._writers, state.streams, strict=True):
-                writer.restore(known)
+                writer.restore(known, is_read=state.is_read)
             log.info("Continuing with unit %d of %s", state.unit, self._root)
         if not self._state.is_read:
             self._read()

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ UNIT_BYTES: Final = 1 << 20
 TEXT_BYTES: Final = 1 << 24
 """A longer text file is cut into several documents, at ends of lines."""
 DATASET_ROWS: Final = 1000
+_PACKED_BYTES: Final = 1 << 16
 _TO_SKIP: Final = (
     "Repair the line, or set processing.UNSAFE_skip_jsonl_decoding_errors: true to skip such lines."
 )
@@ -114,7 +116,9 @@ def _parts(inputs: Inputs, columns: Sequence[str] | None) -> Iterator[tuple[Part
     for file in inputs.files:
         try:
             yield from _parts_of(file, inputs.dataset, columns)
-        except (OSError, EOFError, tarfile.TarError) as error:
+        except ConfigError:
+            raise
+        except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
             raise ConfigError(f"{file.path!r} cannot be read: {reason_of(error)}.") from error
 
 
@@ -158,25 +162,41 @@ def _decompressed(file: Input) -> Iterator[tuple[Part, int]]:
 def _blocks(file: Input) -> Iterator[bytes]:
     with Path(file.path).open("rb") as raw:
         if file.compression == "gz":
-            yield from _read_all(gzip.GzipFile(fileobj=raw))
+            stream = gzip.GzipFile(fileobj=raw)
+            while block := stream.read(UNIT_BYTES):
+                yield block
         elif file.compression == "zst":
-            yield from _read_all(_zst(raw))
+            yield from _unpacked(raw)
         else:  # an archive of compressed files
             with tarfile.open(fileobj=raw, mode="r|") as archive:
                 for member in archive:
                     content = archive.extractfile(member)
                     if content is not None:
-                        yield from _read_all(_zst(content))
+                        yield from _unpacked(content)
                         yield b"\n"
 
 
-def _read_all(stream: Any) -> Iterator[bytes]:
-    while block := stream.read(UNIT_BYTES):
-        yield block
+def _unpacked(stream: Any) -> Iterator[bytes]:
+    """Yield the content of a compressed stream: frames, one after the other.
 
-
-def _zst(stream: Any) -> Any:
-    return _library("zstandard").ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    Raises:
+        ValueError: If it is damaged, or ends within a frame.
+    """
+    library = _library("zstandard")
+    frame, rest = None, b""
+    try:
+        while block := rest or stream.read(_PACKED_BYTES):
+            if frame is None:
+                frame = library.ZstdDecompressor().decompressobj()
+            if content := frame.decompress(block):
+                yield content
+            rest = frame.unused_data if frame.eof else b""
+            if frame.eof:
+                frame = None
+    except library.ZstdError as error:
+        raise ValueError(str(error)) from error
+    if frame is not None:
+        raise ValueError("the compressed data end too early")
 
 
 def _parquet(file: Input) -> Any:
@@ -206,12 +226,14 @@ def _lines(part: Part, skips_invalid: bool) -> Iterator[Numbered]:
         if not line.isspace():
             try:
                 entry = json.loads(line)
-            except ValueError as error:  # also of a text that is not UTF-8
+            except (ValueError, RecursionError) as error:  # also of a text that is not UTF-8
                 if not skips_invalid:
                     where = _where(part, start)
                     raise ConfigError(f"{where}: not valid JSON: {error}. {_TO_SKIP}") from error
-                entry = None
-            if entry is not None and not isinstance(entry, dict):
+                yield Numbered(start, None)
+                start += len(line)
+                continue
+            if not isinstance(entry, dict):
                 where = _where(part, start)
                 raise ConfigError(f"{where}: expected a JSON object, got {type(entry).__name__}.")
             yield Numbered(start, entry)

@@ -15,7 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from modelzoo_trainer.preprocessing.interface import Array, Rows
-from modelzoo_trainer.preprocessing.output import Layout, file_name, sync_folder, write_rows
+from modelzoo_trainer.preprocessing.output import (
+    Layout,
+    file_name,
+    missing_rows,
+    sync_folder,
+    write_rows,
+)
 
 BUCKET_BYTES: Final = 1 << 26
 MAX_BUCKETS: Final = 512
@@ -65,14 +71,26 @@ class BucketWriter:
         """Name, type and shape of the datasets of a row."""
         self._touched: set[int] = set()
 
-    def restore(self, lengths: list[int], kind: list[Any]) -> None:
-        """Cut the buckets to the rows that a state counts."""
+    def restore(self, lengths: list[int], kind: list[Any], *, is_full: bool) -> None:
+        """Cut the buckets to the rows that a state counts.
+
+        Args:
+            lengths: Rows of each.
+            kind: Name, type and shape of the datasets of a row.
+            is_full: Whether no rows follow, so that buckets may have become files and be gone.
+
+        Raises:
+            ConfigError: If rows are missing.
+        """
         self.lengths, self.kind = lengths, kind
         row_bytes = self._row.itemsize if kind else 0
         for number, length in enumerate(lengths):
             path = self._path(number)
-            if path.exists():
+            size = path.stat().st_size if path.exists() else 0
+            if size > length * row_bytes:
                 os.truncate(path, length * row_bytes)
+            elif size < length * row_bytes and not is_full:
+                raise missing_rows(path)
 
     def add(self, rows: Rows) -> None:
         """Append rows to their buckets."""
@@ -128,7 +146,10 @@ class BucketWriter:
         return self._layout.rows_per_file({name: one[name] for name in one.dtype.names or ()})
 
     def _files(self, bucket: int, count: int) -> Iterator[dict[str, Array]]:
-        rows = np.fromfile(self._path(bucket), self._row)
+        path = self._path(bucket)
+        rows = np.fromfile(path, self._row) if path.exists() else np.empty(0, self._row)
+        if len(rows) != self.lengths[bucket]:
+            raise missing_rows(path)
         order = permutation(len(rows), self._seed + 1 + bucket)
         for start in range(0, len(rows), count):
             chosen = rows[order[start : start + count]]

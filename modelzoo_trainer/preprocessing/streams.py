@@ -96,6 +96,9 @@ class Streams:
         expected = {"MSL_List", "split_fractions"}
         if not isinstance(contexts, Mapping) or set(contexts) != expected:
             raise ConfigError(f"{where}: expected MSL_List and split_fractions.")
+        for key in sorted(expected):
+            if not isinstance(contexts[key], list):
+                raise ConfigError(f"{where}.{key}: expected a list, got {contexts[key]!r}.")
         lengths = [_length(one, where) for one in contexts["MSL_List"]]
         fractions = contexts["split_fractions"]
         if len(set(lengths)) != len(lengths) or len(fractions) != len(lengths):
@@ -114,7 +117,7 @@ def _fraction(value: Any, where: str) -> Fraction:
         raise ConfigError(f"{where}: expected a fraction from 0 to 1, got {value!r}.")
     try:
         exact = Fraction(str(value))
-    except ValueError:
+    except (ValueError, ZeroDivisionError):
         exact = Fraction(-1)
     if not 0 <= exact <= 1:
         raise ConfigError(f"{where}: expected a fraction from 0 to 1, got {value!r}.")

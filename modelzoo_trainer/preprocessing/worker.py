@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import traceback
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from modelzoo_trainer.preprocessing.readers import Part, Unit, entries
 from modelzoo_trainer.preprocessing.settings import Settings
 from modelzoo_trainer.preprocessing.streams import Streams
 from modelzoo_trainer.preprocessing.tokenizers import tokenizer_of
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class Result(NamedTuple):
@@ -95,6 +98,7 @@ class UnitWork:
         [(name, text)] = region.items()
         if not isinstance(text, str):
             return region
+        text = _without_surrogates(text)
         stats.raw_chars += len(text)
         num_bytes = _num_bytes(text)
         stats.raw_bytes += num_bytes
@@ -121,8 +125,13 @@ def hook_of(settings: Settings) -> ReadHook:
     return find_hook(path, settings.processing.read_hook_kwargs)
 
 
+def _without_surrogates(text: str) -> str:
+    r"""Return text with U+FFFD for each half of a surrogate pair, such as `"\ud800"` in JSON."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
 def _num_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def serve(connection: Connection, settings: Settings) -> None:

@@ -29,23 +29,24 @@ def learn(model: Decoder, batch: dict[str, Tensor]) -> dict[str, Any]:
     return {"logits": outputs["logits"].detach().to(torch.float64).numpy(), "gradients": gradients}
 
 
-def generate_split(rank: int) -> dict[str, Any]:
+def generate_spread(rank: int, engine: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, changes in OPTIONS.items():
         model = make(**changes).double()
-        spread(model, SPLIT)
+        spread(model, engine)
         found[name] = model.generate(tokens(2, 3), LENGTH, temperature=0).tolist()
     return found
 
 
 @pytest.mark.slow
-def test_split_layers_generate_the_tokens_of_one_process() -> None:
+@pytest.mark.parametrize("engine", [SPLIT, SHARD], ids=["split", "sharded"])
+def test_two_processes_generate_the_tokens_of_one(engine: dict[str, Any]) -> None:
     expected = {
         name: make(**changes).double().generate(tokens(2, 3), LENGTH, temperature=0).tolist()
         for name, changes in OPTIONS.items()
     }
 
-    assert run_ranks(2, generate_split) == [expected] * 2
+    assert run_ranks(2, generate_spread, engine) == [expected] * 2
 
 
 def learn_spread(rank: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -101,12 +101,15 @@ def test_a_missing_column_is_named_with_its_document():
 def test_a_hook_knows_its_columns():
     hook = find_hook(PUBLISHED + "chat_read_hook", CHAT)
     assert hook.columns == ["messages", "role", "content"]
+    keys = {"chosen_key": "a", "rejected_key": "b", "prompt_key": None}
+    assert find_hook(PUBLISHED + "dpo_read_hook", keys).columns == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     ("path", "arguments", "message"),
     [
         ("text_read_hook", {}, "text_key .* is missing"),
+        ("text_read_hook", {"text_key": 3}, r"read_hook_kwargs\.text_key: .*3"),
         ("text_read_hook", {"text_kye": "a"}, r"read_hook_kwargs\.text_kye.*'text_key'"),
         ("text_raed_hook", {}, "'text_read_hook'"),
         ("finetuning_llava_hook", {}, "images"),

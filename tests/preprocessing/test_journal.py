@@ -99,6 +99,58 @@ def test_other_settings_or_inputs_are_refused(source, monkeypatch) -> None:
     run(source, processing="write_chunk_size: 1, write_in_batch: true")
 
 
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_rows_of_an_unfinished_run_that_are_gone_are_named(source, monkeypatch, shuffles) -> None:
+    options = {"processing": f"write_chunk_size: 1, shuffle: {str(shuffles).lower()}"}
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 6)
+        with pytest.raises(Interrupted):
+            run(source, **options)
+    gone = min((source / "out").rglob("*.bin" if shuffles else "*.h5"))
+    content = gone.read_bytes()
+    gone.unlink()
+    with pytest.raises(ConfigError, match=gone.name):
+        run(source, **options)
+    gone.write_bytes(content)
+    run(source, **options)
+
+
+def test_a_state_without_its_mark_is_not_continued(source, monkeypatch) -> None:
+    options = {"processing": "write_chunk_size: 1"}
+    run(source, out="whole", **options)
+    interrupted(source, monkeypatch)
+    for path in [source / "out" / MARK, *(source / "out").glob("*.h5")]:
+        path.unlink()
+    run(source, **options)
+    assert tree_digest(source / "out") == tree_digest(source / "whole")
+
+
+def test_runs_of_subfolders_are_continued_after_every_interruption(source, monkeypatch) -> None:
+    for name in ("x", "y"):
+        (source / "in" / name).mkdir()
+        write_lines(source / "in" / name / "b.jsonl", [name * 30])
+
+    def subsets(out: str) -> None:
+        settings = settings_for(source, out=out)
+        settings.setup.data["top_level_as_subsets"] = True
+        preprocess(settings, save_s=0)
+
+    subsets("whole")
+    interruptions = 0
+    while not (source / "out").exists() or [*(source / "out").rglob("INCOMPLETE*")]:
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, 4)
+            try:
+                subsets("out")
+            except Interrupted:
+                interruptions += 1
+        assert interruptions < 30
+    assert interruptions > 2
+    assert tree_digest(source / "out") == tree_digest(source / "whole")
+    with pytest.raises(ConfigError, match="already has rows"):
+        subsets("out")
+
+
 def test_a_folder_with_rows_is_refused(source) -> None:
     run(source)
     with pytest.raises(ConfigError, match=r"already has rows \(data_params\.json\)"):

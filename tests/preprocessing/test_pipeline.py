@@ -86,6 +86,13 @@ def test_text_is_fixed_unless_the_settings_say_otherwise(source) -> None:
     assert (fixed.stats.normalized_chars, raw.stats.normalized_chars) == (5, 6)
 
 
+@pytest.mark.parametrize("processing", ["", "use_ftfy: false"])
+def test_half_of_a_surrogate_pair_is_replaced(source, processing) -> None:
+    (source / "in" / "a.jsonl").write_text('{"text": "a\\ud800b"}\n', encoding="utf-8")
+    run(source, processing=processing)
+    assert text_of(rows_of(source / "out")[0, 0, :5]) == "a\ufffdb"
+
+
 def test_a_text_may_be_tokenized_in_pieces(source) -> None:
     run(source)
     run(source, out="cut", dataset="split_text_to_tokenize: true, chunk_len_to_split: 5")

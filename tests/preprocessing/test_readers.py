@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -154,9 +155,53 @@ def test_an_invalid_line_is_named_with_its_file(tmp_path, pack) -> None:
     assert [entry is None for entry in found] == [number == 23 for number in range(40)]
 
 
-def test_a_line_that_is_not_an_object_is_named(tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n[1]\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"a\.jsonl:2: .*list"):
+@pytest.mark.parametrize(("line", "kind"), [("[1]", "list"), ("null", "NoneType")])
+def test_a_line_that_is_not_an_object_is_named(tmp_path, line, kind) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "a"}}\n{line}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"a\.jsonl:2: .*{kind}"):
+        read(tmp_path, skips_invalid=True)
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text("[" * 200_000, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"a\.jsonl:1: "):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("change", [lambda packed: packed[:-5], lambda packed: b"x" + packed])
+def test_a_damaged_or_truncated_zst_file_is_named(tmp_path, change) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(change(zst(CONTENT)))
+    with pytest.raises(ConfigError, match=r"a\.jsonl\.zst.*cannot be read"):
+        read(tmp_path)
+
+
+def test_several_frames_of_a_zst_file_are_read(tmp_path) -> None:
+    half = CONTENT.index(b"\n", len(CONTENT) // 2) + 1
+    (tmp_path / "a.jsonl.zst").write_bytes(zst(CONTENT[:half]) + zst(b"") + zst(CONTENT[half:]))
+    assert texts_of(read(tmp_path)) == TEXTS
+
+
+def test_linked_folders_are_read_and_loops_end(tmp_path) -> None:
+    for name, texts in (("in", TEXTS[:3]), ("other", TEXTS[3:5])):
+        (tmp_path / name).mkdir()
+        write_lines(tmp_path / name / "a.jsonl", texts)
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "other" / "back").symlink_to(tmp_path / "in")
+    assert texts_of(read(tmp_path / "in")) == TEXTS[:5]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch) -> None:
+    (tmp_path / "closed").mkdir()
+    write_lines(tmp_path / "a.jsonl", TEXTS)
+    scan = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(ConfigError, match=r"closed.*Permission denied"):
         read(tmp_path)
 
 

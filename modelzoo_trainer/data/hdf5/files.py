@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, reason_of
 
 log = logging.getLogger("modelzoo_trainer.data")
 
@@ -117,7 +117,12 @@ def find_files(folders: Sequence[str], argument: str = "data_dir") -> list[str]:
         raise ConfigError(problems[0])
     paths: list[str] = []
     for folder in folders:
-        found = _names(folder)
+        try:
+            found = _names(folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{argument} {folder!r} cannot be listed: {reason_of(error)}."
+            ) from error
         if not found:
             raise ConfigError(
                 f"{argument} {folder!r} has no {_SUFFIX} file. Files in subfolders and files with "
@@ -128,8 +133,23 @@ def find_files(folders: Sequence[str], argument: str = "data_dir") -> list[str]:
 
 
 def _names(folder: str) -> list[str]:
+    """Return the names of the files of a folder; subfolders are left out.
+
+    Raises:
+        ConfigError: If there is a link to nothing, whose samples would be missing.
+    """
+    found = []
     with os.scandir(Path(folder).expanduser()) as entries:
-        return [one.name for one in entries if one.name.endswith(_SUFFIX) and one.is_file()]
+        for one in entries:
+            if not one.name.endswith(_SUFFIX) or one.is_dir():
+                continue
+            if not one.is_file():
+                raise ConfigError(
+                    f"{os.path.join(folder, one.name)}: not a file, nor a link to one that exists. "
+                    f"Restore or remove it."
+                )
+            found.append(one.name)
+    return found
 
 
 def _unfinished(folder: str, argument: str) -> str:
@@ -154,7 +174,13 @@ def read_header(path: str) -> RowFile:
     try:
         with h5py.File(real, "r", locking=False) as file:
             found = _header(h5py, file, path, status)
-    except OSError as error:
+    except ConfigError:
+        raise
+    except PermissionError as error:
+        raise ConfigError(
+            f"{path}: the file cannot be read: this user lacks permission. Change it."
+        ) from error
+    except Exception as error:  # the library has no type of its own for a damaged file
         raise ConfigError(
             f"{path}: the file cannot be read ({error}). It is damaged or truncated: copy or "
             f"create it again."
@@ -166,19 +192,19 @@ def read_header(path: str) -> RowFile:
 def _header(h5py: Any, file: Any, path: str, status: os.stat_result) -> RowFile:
     dataset = file.get(DATASET)
     if not isinstance(dataset, h5py.Dataset):
-        names = ", ".join(repr(name) for name in file) or "nothing"
+        names = ", ".join(repr(name) for name in file if name != DATASET) or "nothing else"
         raise ConfigError(
             f"{path}: there is no dataset {DATASET!r}; the file has {names}. Remove it from the "
             f"folder, or preprocess the data again."
         )
     shape, dtype = dataset.shape, dataset.dtype
-    if dtype.kind not in "iu" or not shape:
+    if dtype.kind not in "iu" or not shape or 0 in shape[1:]:
         raise ConfigError(
             f"{path}: dataset {DATASET!r} has dtype {dtype} and shape {shape}, expected integers "
             f"of shape (samples, features, tokens) or (tokens,). Preprocess the data again."
         )
     num_rows = file.attrs.get(_COUNT, shape[0])
-    if len(shape) > 1 and num_rows != shape[0]:
+    if len(shape) > 1 and not np.array_equal(num_rows, shape[0]):
         log.warning(
             "%s: the attribute %s is %s, but dataset %r has %d rows. All rows are used.",
             path,

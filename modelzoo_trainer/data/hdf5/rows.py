@@ -101,6 +101,7 @@ class HDF5Rows(BatchDataset):
         self._epoch = 0
         self._open = OpenFiles()
         self._vocab_size: int | None = None
+        self._num_positions: int | None = None
 
     def __len__(self) -> int:
         return self.segments.num_samples
@@ -177,7 +178,7 @@ class HDF5Rows(BatchDataset):
         """
         if max_position_embeddings is not None:
             self._check_length(max_position_embeddings)
-        self._vocab_size = vocab_size
+        self._vocab_size, self._num_positions = vocab_size, max_position_embeddings
         if vocab_size is not None:
             for transform in self.transforms:
                 transform.check_vocabulary(vocab_size)
@@ -234,6 +235,19 @@ class HDF5Rows(BatchDataset):
             f"{columns[0]}{size}. Increase vocab_size, or use data of the model's tokenizer."
         )
 
+    def _check_positions(self, positions: NDArray[np.int32], places: Ints) -> None:
+        """Check the positions (B, S) of rows at these places."""
+        highest = _INT32.max if self._num_positions is None else self._num_positions - 1
+        unsigned = positions.view(np.uint32)  # as for token ids
+        if not positions.size or unsigned.max() <= highest:
+            return
+        row, column = (int(one[0]) for one in np.nonzero(unsigned > highest))
+        size = "" if self._num_positions is None else f" (max_position_embeddings is {highest + 1})"
+        raise ConfigError(
+            f"{self.files.place_of(int(places[row]))}: {POSITIONS} has {positions[row, column]} in "
+            f"column {column}, which the model lacks{size}. Preprocess the data again."
+        )
+
 
 class SampleRows(HDF5Rows):
     """Rows of the Sample format: datasets of shape (samples, features, S)."""
@@ -271,6 +285,8 @@ class SampleRows(HDF5Rows):
         for row, name in enumerate(self.features):
             if name.endswith((INPUTS, LABELS)):  # of pairs of answers, too
                 self._check_tokens(raw[row], places, name)
+            elif name == POSITIONS:
+                self._check_positions(raw[row], places)
         return raw
 
     def _blocks(self, places: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:

@@ -111,10 +111,11 @@ def _member(given: object, where: str) -> Source:
 
 
 def _weight(given: object, where: str) -> Fraction:
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_number or not math.isfinite(given) or given < 0:  # type: ignore[arg-type,operator]  # a number
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return Fraction(given)
+    if not isinstance(given, float) or not math.isfinite(given) or given < 0:
         raise ConfigError(f"{where}: expected a number >= 0, got {given!r}.")
-    return Fraction(repr(float(given)))  # type: ignore[arg-type]  # as written: 0.1 is a tenth
+    return Fraction(repr(given))  # as written: 0.1 is a tenth
 
 
 def parse_ranges(text: object, where: str) -> Ranges:

@@ -356,6 +356,12 @@ def test_weights_that_are_no_proportions_are_refused_with_their_element(weights,
         mapped(None, mixture=mixture)
 
 
+def test_a_weight_may_be_an_integer_of_any_size(folder):
+    path = folder(samples(6))
+    mixture = [{"data_dir": path, "weight": 10**400}, {"data_dir": path, "weight": 10**400}]
+    assert len(mapped(None, mixture=mixture).dataset) == 12
+
+
 @pytest.mark.parametrize(
     ("member", "facts"),
     [

@@ -220,6 +220,42 @@ def test_a_value_that_does_not_fit_int32_is_named(folder):
         dataset(folder(content, [3, 3])).__getitems__([0, 5, 4])
 
 
+def test_bytes_that_the_library_cannot_explain_are_a_damaged_file(folder):
+    path = Path(folder(samples(12)), "f000.h5")
+    content = path.read_bytes()
+    numbers = random.Random(1)
+    for _ in range(100):
+        changed = bytearray(content)
+        changed[numbers.randrange(len(content))] = numbers.randrange(256)
+        path.write_bytes(changed)
+        os.utime(path, ns=(0, numbers.randrange(10**9)))  # no cached header
+        try:
+            dataset(str(path.parent)).__getitems__([*range(12)])
+        except ConfigError as error:
+            assert "f000.h5" in str(error)  # noqa: PT017  # others are failures
+
+
+def test_a_link_to_nothing_is_not_left_out(folder):
+    path = folder(samples(4))
+    Path(path, "g.h5").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"g\.h5"):
+        dataset(path)
+
+
+def test_samples_without_tokens_are_refused(tmp_path):
+    write(tmp_path / "a.h5", np.zeros((4, 3, 0), np.int32), chunks=None)
+    with pytest.raises(ConfigError, match=r"a\.h5.*\(4, 3, 0\)"):
+        dataset(str(tmp_path))
+
+
+def test_a_count_that_is_no_number_is_only_reported(folder, caplog):
+    path = folder(samples(4))
+    with h5py.File(Path(path, "f000.h5"), "a") as file:
+        file.attrs["n_examples"] = [1, 2]
+    assert len(dataset(path)) == 4
+    assert "[1 2]" in caplog.text
+
+
 # ---- the model
 
 
@@ -258,6 +294,15 @@ def test_a_token_of_a_corpus_that_the_model_lacks_is_named(folder):
 
     with pytest.raises(ConfigError, match=r"f001\.h5: dataset 'data', token 12.* 33 in column 1"):
         rows.check_model(33, None)
+
+
+@pytest.mark.parametrize("position", [-1, LENGTH])
+def test_a_position_that_the_model_lacks_is_named(folder, position):
+    content = samples(6, features=5)
+    content[4, 4, 2] = position
+    rows = dataset(folder(content, [3, 3]), use_vsl=True)
+    with pytest.raises(ConfigError, match=rf"f001\.h5.*row 1: position_ids has {position} in col"):
+        rows.check_model(100, LENGTH)
 
 
 def test_samples_that_are_longer_than_the_model_takes_are_refused(folder):
