@@ -198,9 +198,9 @@ def load_balancing_loss(
     """Return the load balancing loss, which is least where all experts are used equally.
 
     With f and p, the means over layers of the shares and probabilities, it is E * sum_e f_e p_e:
-    of each sequence, averaged over sequences (`over="sequence"`, as in the Model Zoo); or with f
-    and p over all counted tokens (`over="batch"`, as for Mixtral in Transformers, after the Switch
-    Transformer, arXiv:2101.03961, equation 4). With equal use it is `top_k`.
+    of each sequence, averaged over those with counted tokens (`over="sequence"`, as in the Model
+    Zoo); or with f and p over all counted tokens (`over="batch"`, as for Mixtral in Transformers,
+    after the Switch Transformer, arXiv:2101.03961, equation 4). With equal use it is `top_k`.
 
     Args:
         shares: Of each layer, as in `Routing`.
@@ -215,7 +215,11 @@ def load_balancing_loss(
     probability = torch.stack(tuple(probabilities)).mean(dim=0)
     num_experts = share.shape[-1]
     if over == "sequence":
-        return num_experts * (share * probability).sum(dim=-1).mean()
+        products = num_experts * (share * probability).sum(dim=-1)
+        if counted is None:
+            return products.mean()
+        has_tokens = (counted != 0).any(dim=1)  # where none counts, the product is 0
+        return products.sum() / has_tokens.sum().clamp(min=1)
     if counted is None:
         share, probability = share.mean(dim=0), probability.mean(dim=0)
     else:

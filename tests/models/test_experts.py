@@ -249,6 +249,19 @@ def test_a_sequence_without_counted_tokens_adds_nothing() -> None:
     assert routing.probabilities.count_nonzero() == 0
 
 
+def test_the_loss_is_the_mean_over_sequences_with_counted_tokens() -> None:
+    shares, probabilities = layers()
+    counted = torch.ones(B, T)
+    counted[1] = 0
+    for one in (*shares, *probabilities):
+        one[1] = 0
+    kept = [[one[[0, 2]] for one in values] for values in (shares, probabilities)]
+
+    loss = load_balancing_loss(shares, probabilities, counted, "sequence")
+
+    assert loss.item() == pytest.approx(load_balancing_loss(*kept, None, "sequence").item())
+
+
 def layers(num: int = 2) -> tuple[list[Tensor], list[Tensor]]:
     shares = [torch.rand(B, 4, dtype=torch.float64) for _ in range(num)]
     return shares, [torch.rand(B, 4, dtype=torch.float64) for _ in range(num)]
