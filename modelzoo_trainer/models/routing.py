@@ -4,13 +4,13 @@ Dimension letters: B batch, T positions, H hidden size, E routed experts, L laye
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from modelzoo_trainer.models.attend import without_autocast
 from modelzoo_trainer.models.moe_settings import BalancedOver, MoeSettings, RouterNonlinearity
 
 SHARES_KEY: Final = "expert_shares"
@@ -113,7 +113,7 @@ class Router(nn.Module):
         if not self.settings.router_fp32:
             return functional.linear(hidden, self.weight, self.bias).to(precise)
         bias = None if self.bias is None else self.bias.to(precise)
-        with _no_autocast(hidden):
+        with without_autocast(hidden.device.type):
             return functional.linear(hidden.to(precise), self.weight.to(precise), bias)
 
     def _nonlinearity(self, name: RouterNonlinearity) -> Callable[[Tensor], Tensor]:
@@ -139,13 +139,6 @@ class Router(nn.Module):
 
 def _softmax(scores: Tensor) -> Tensor:
     return scores.softmax(dim=-1)
-
-
-def _no_autocast(hidden: Tensor) -> AbstractContextManager[object]:
-    kind = hidden.device.type
-    if not torch.amp.is_autocast_available(kind):  # such as meta
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)
 
 
 def _mean_of_tokens(values: Tensor, counted: Tensor | None) -> Tensor:

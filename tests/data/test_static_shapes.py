@@ -538,7 +538,8 @@ def val_metrics(trainer_of: Any, model: Any, loader: DataLoader[Any]) -> dict[st
     history = History()
     trainer_of(ModelEvalMetrics(), model=model, optimizer=None, loggers=history).validate(loader)
     found = {name: float(value) for _, line in history.lines for name, value in line.items()}
-    assert sorted(found) == ["validate_0/accuracy", "validate_0/loss"]
+    names = ("accuracy", "lm_perplexity", "loss")
+    assert sorted(found) == [f"validate_0/{name}" for name in names]
     return found
 
 
