@@ -72,7 +72,7 @@ def make_masks(
     """
     length, device = hidden.shape[1], hidden.device
     bias = None if position_bias is None else position_bias(length, device)
-    bias = _in_score_dtype(bias, settings, hidden)
+    bias = in_score_dtype(bias, settings, hidden)
     layers = windowed_layers(settings)
     full = windowed = None
     if not all(layers):
@@ -98,7 +98,7 @@ def make_step_masks(
     """
     device = hidden.device
     bias = None if position_bias is None else position_bias(length, device, position)
-    bias = _in_score_dtype(bias, settings, hidden)
+    bias = in_score_dtype(bias, settings, hidden)
     full = visible_keys(length, device, query=position)
     windowed = visible_keys(length, device, query=position, **_window(settings))
     return (
@@ -114,9 +114,7 @@ def _window(settings: DecoderSettings) -> dict[str, Any]:
     }
 
 
-def _in_score_dtype(
-    bias: Tensor | None, settings: DecoderSettings, hidden: Tensor
-) -> Tensor | None:
+def in_score_dtype(bias: Tensor | None, settings: DecoderSettings, hidden: Tensor) -> Tensor | None:
     """Convert the bias once, not in every layer; scores with a softcap are float32."""
     if bias is None or settings.attention_logit_softcapping is not None:
         return bias

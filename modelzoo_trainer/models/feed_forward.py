@@ -1,4 +1,4 @@
-"""Feed-forward part of a decoder layer, plain or gated, and normalization layers."""
+"""Feed-forward part of a layer, plain or gated, and normalization layers."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -107,10 +107,16 @@ class FeedForward(nn.Module):
     """Plain or gated feed-forward network; a gated one multiplies by a second projection.
 
     `nonlinearity`: its name; `swiglu`, `geglu`, `reglu` and `liglu` are gated.
+    `inner_dropout_rate`: dropout of the wide states.
     """
 
     def __init__(
-        self, hidden_size: int, filter_size: int, nonlinearity: Nonlinearity, use_bias: bool
+        self,
+        hidden_size: int,
+        filter_size: int,
+        nonlinearity: Nonlinearity,
+        use_bias: bool,
+        inner_dropout_rate: float = 0.0,
     ) -> None:
         super().__init__()
         self.up_proj = nn.Linear(hidden_size, filter_size, bias=use_bias)
@@ -119,6 +125,7 @@ class FeedForward(nn.Module):
             self.gate_proj = nn.Linear(hidden_size, filter_size, bias=use_bias)
         self.down_proj = nn.Linear(filter_size, hidden_size, bias=use_bias)
         self.activation = activation_of(nonlinearity)
+        self.inner_dropout_rate = inner_dropout_rate
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed states, of the same shape."""
@@ -127,5 +134,7 @@ class FeedForward(nn.Module):
             wide = self.activation(wide)
         else:
             wide = wide * self.activation(self.gate_proj(hidden))
+        if self.inner_dropout_rate and self.training:
+            wide = functional.dropout(wide, self.inner_dropout_rate)
         narrow: Tensor = self.down_proj(wide)
         return narrow

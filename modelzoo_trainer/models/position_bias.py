@@ -130,6 +130,45 @@ class RelativeBias(nn.Module):
         return by_distance_to_pairs(by_distance) if query is None else by_distance[:, None]
 
 
+class BidirectionalRelativeBias(nn.Module):
+    """Trained bias per head and bucket of distances in both directions, as in T5's encoder.
+
+    Half of the buckets are for keys up to the query, half for later ones; see `RelativeBias`.
+
+    Source: Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 2.1.
+
+    Args:
+        num_heads: Number of attention heads.
+        num_buckets: Number of buckets, even, 4 to 255.
+    """
+
+    tensor_plan: Final = {"buckets": "colwise"}
+
+    def __init__(self, num_heads: int, num_buckets: int = 32) -> None:
+        super().__init__()
+        self.buckets = nn.Embedding(num_buckets, num_heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize the table."""
+        nn.init.xavier_uniform_(self.buckets.weight)
+
+    def forward(self, length: int, device: torch.device) -> Tensor:
+        """Return the bias of every pair of query and key.
+
+        Shapes:
+            Returns: (N, T, T), at least float32; the last dimension is the key. With tensor
+            parallelism, N are the heads of this rank.
+        """
+        half = self.buckets.num_embeddings // 2
+        buckets = relative_buckets(torch.arange(length, device=device), half)
+        by_distance: Tensor = self.buckets(torch.stack((buckets, buckets + half)))
+        exact = torch.promote_types(by_distance.dtype, torch.float32)
+        earlier, later = by_distance.to(exact).transpose(1, 2).unbind()
+        later = functional.pad(later[:, 1:], (1, 0))  # distance 0 is that of earlier keys
+        return by_distance_to_pairs(earlier) + by_distance_to_pairs(later).transpose(1, 2)
+
+
 def relative_buckets(distances: Tensor, num_buckets: int) -> Tensor:
     """Return the bucket of each distance.
 

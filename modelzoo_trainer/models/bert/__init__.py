@@ -1,0 +1,1 @@
+"""Encoders: BERT and its heads."""
