@@ -23,6 +23,14 @@ def names():
     return shipped_names()
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_with_rows(tmp_path, monkeypatch):
+    """Run in a folder with those that preprocessing writes."""
+    for part in ("train", "val"):
+        (tmp_path / "rows" / part).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+
 def test_there_are_configurations():
     assert "digits_mlp.yaml" in [path.name for path in FILES]
 
