@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
+from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
 from modelzoo_trainer.constraints import NonNegativeFloat, NonNegativeSize, Size, checked
@@ -54,6 +55,8 @@ class MoeParams(TypedDict, total=False):
             the Model Zoo, or of each `batch` of a process, as in the papers. Not a published key.
         moe_implementation: Accepted for compatibility; no effect.
     """
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]  # `read_moe` refuses them
 
     num_experts: NonNegativeSize
     top_k: Size

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from math import inf
 from typing import Any, Protocol
 
+from pydantic import ConfigDict
 from torch import nn
 from typing_extensions import TypedDict
 
@@ -110,6 +111,8 @@ class ParamFilter(TypedDict):
         tag: Tag of these parameters, for schedules.
     """
 
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]  # refused below
+
     params: str | list[str]
     tag: str
 
@@ -195,6 +198,12 @@ def _tag(
 ) -> dict[nn.Parameter, tuple[str, ...]]:
     """Return the tags of each parameter, in the order of the filters."""
     tags: dict[nn.Parameter, tuple[str, ...]] = dict.fromkeys(names, ())
+    filters = list(filters)
+    for key in {key for one in filters for key in one} - {"params", "tag"}:
+        raise ConfigError(
+            f"params: a filter has the key {key!r}, which has no effect. A filter has params and "
+            f"tag; to set a learning rate, use adjust_learning_rate or a schedule of the tag."
+        )
     for idx, entry in enumerate(filters):
         patterns, tag = entry["params"], entry["tag"]
         patterns = [patterns] if isinstance(patterns, str) else patterns

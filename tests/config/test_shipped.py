@@ -162,7 +162,11 @@ def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, 
         raise AssertionError("a module was built")
 
     monkeypatch.setattr(nn.Module, "__init__", built)
-    required = {"fc_mnist": {"hidden_sizes": [3]}, "dpo": {"policy_model": {"name": "gpt2"}}}
+    required = {
+        "bert": {"max_position_embeddings": 8},
+        "dpo": {"policy_model": {"name": "gpt2"}},
+        "fc_mnist": {"hidden_sizes": [3]},
+    }
     model_class(name).check_arguments(**required.get(name, {}))
 
 
@@ -173,6 +177,10 @@ def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, 
         ("{name: llama, mup_base_hidden_size: 1}", "3:26: trainer.init.model: mup_base_hidden_siz"),
         ("{name: gpt2, initializer: {nmae: normal}}", "3:39: trainer.init.model: initializer.nma"),
         ("{name: gpt2, initializer: {name: normal, std: a}}", "3:53: trainer.init.model: initi"),
+        (
+            "{name: mixtral, moe: {top-k: 1}}",
+            "3:34: trainer.init.model: moe.top-k: no such setting",
+        ),
         ("{name: gpt2, initializer: {name: nrmal}}", "3:39: trainer.init.model: initializer"),
     ],
 )

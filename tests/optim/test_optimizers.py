@@ -140,6 +140,12 @@ def test_parameters_are_taken_as_in_torch():
         optimizer_class("AdamW")(model.parameters(), params=[{"params": "*", "tag": "all"}])
 
 
+def test_a_key_of_a_filter_without_effect_is_refused() -> None:
+    filters: list[dict[str, object]] = [{"params": "*", "tag": "all", "lr": 3.0}]
+    with pytest.raises(ConfigError, match=r"'lr'.*adjust_learning_rate"):
+        make_param_groups(nn.Linear(2, 2), weight_decay=0.1, params=filters)
+
+
 def test_biases_and_norm_layers_do_not_decay():
     model = Net()
     decaying, exempt = make_param_groups(model, weight_decay=0.1)
