@@ -160,10 +160,15 @@ class Settings:
     """The file, for messages."""
 
     def not_used(self, uses: frozenset[str]) -> Iterator[str]:
-        """Yield the given keys that are for modes alone and that a mode does not read."""
+        """Yield the keys that are for modes alone and that a mode does not read.
+
+        `false` where it is the default asks for nothing.
+        """
         for section, known in {"dataset": Dataset.__dataclass_fields__, **_OF_MODES}.items():
+            defaults = _SECTIONS[section].__dataclass_fields__
             for key, value in self.given.get(section, {}).items():
-                if key in known and key not in uses and value is not None:
+                is_off = value is None or value is defaults[key].default is False
+                if key in known and key not in uses and not is_off:
                     yield f"{section}.{key}"
 
 

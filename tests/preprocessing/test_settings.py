@@ -63,3 +63,10 @@ def test_keys_that_a_mode_does_not_read_are_listed() -> None:
     settings, _ = parse(SMALLEST + text)
     unused = [*settings.not_used(frozenset({"use_vsl"}))]
     assert unused == ["dataset.fim_rate", "processing.seed"]
+
+
+def test_keys_that_are_off_are_not_listed() -> None:
+    text = "dataset: {use_vsl: false, fim_rate: null, pack_sequences: false, mlm_fraction: 0.15}\n"
+    settings, _ = parse(SMALLEST + text)
+    unused = [*settings.not_used(frozenset())]
+    assert unused == ["dataset.pack_sequences", "dataset.mlm_fraction"]
