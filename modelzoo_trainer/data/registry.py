@@ -9,6 +9,7 @@ from modelzoo_trainer.errors import ConfigError, suggest
 
 PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "BertHDF5DataProcessor": "modelzoo_trainer.data.hdf5.bert:BertHDF5DataProcessor",
         "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",

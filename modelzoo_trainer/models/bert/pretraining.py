@@ -145,7 +145,8 @@ class Bert(BertSettings, nn.Module):
             batch: What the encoder needs, and `labels`. With `masked_lm_positions`, these are the
                 labels of those positions, otherwise those of all positions. `masked_lm_mask`: the
                 weight of each label; missing = 1. `mlm_loss_scale`: a factor. Unless `disable_nsp`
-                is set: `next_sentence_label`, (B, 1) or (B,).
+                is set: `next_sentence_label`, (B, 1) or (B,). Rows whose `attention_mask` is all 0
+                are padding and no part of B; their labels must be -100, or have no weight.
 
         Returns:
             `loss`, `logits`, `num_items` and, unless `disable_nsp` is set, `nsp_logits`; in eval
@@ -155,7 +156,7 @@ class Bert(BertSettings, nn.Module):
         Shapes:
             labels, masked_lm_positions, masked_lm_mask: (B, P), or (B, T) without positions.
             mlm_loss_scale: (B, 1). logits: (B, P or T, V). nsp_logits: (B, `num_classes`).
-            loss and metrics: (), float32. num_items: B, an int.
+            loss and metrics: (), float32. num_items: B, an int; with `attention_mask` () float32.
 
         Cost:
             No host read, no data-dependent shape.
@@ -165,21 +166,23 @@ class Bert(BertSettings, nn.Module):
         labels, weights = batch["labels"], label_weights(batch)
         logits = self._score(hidden, batch.get(POSITIONS))
         losses = _losses(logits, labels, self.label_smoothing if self.training else 0.0)
-        num = labels.shape[0]
+        num = num_sequences(batch)
         if _SCALE in batch:
             scaled = losses * weights * batch[_SCALE].float()
             loss = scaled.sum() / num
         else:
-            loss = (losses * weights).sum() * (self.mlm_loss_weight / num)
+            loss = (losses * weights).sum() * self.mlm_loss_weight / num
         outputs: dict[str, Any] = {"logits": logits, "num_items": num}
         is_measured = self.compute_eval_metrics and not self.training
         if self.nsp_head is not None:
             classes = self._scaled(self.nsp_head(self.encoder.pool(hidden)))
             targets = batch["next_sentence_label"].flatten().long()
-            loss = loss + functional.cross_entropy(classes.float(), targets)
+            sums = functional.cross_entropy(classes.float(), targets, reduction="sum")
+            num_targets = (targets != _IGNORED).sum().clamp(min=1)
+            loss = loss + sums / num_targets
             outputs["nsp_logits"] = classes
             if is_measured:
-                outputs["accuracy_cls"] = (classes.argmax(dim=-1) == targets).float().mean()
+                outputs["accuracy_cls"] = (classes.argmax(dim=-1) == targets).sum() / num_targets
         if is_measured:
             counted = weights.sum().clamp(min=1)
             hits = (logits.argmax(dim=-1) == labels) * weights
@@ -228,6 +231,18 @@ class Bert(BertSettings, nn.Module):
                 f"but both must have that of {POSITIONS if POSITIONS in batch else 'input_ids'}, "
                 f"{expected}. Labels of some positions only require {POSITIONS}."
             )
+
+
+def num_sequences(batch: Mapping[str, Tensor]) -> Tensor | int:
+    """Return the number of sequences without padding rows, at least 1.
+
+    Shapes:
+        Returns: () float32, or an int without `attention_mask`.
+    """
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return batch["input_ids"].shape[0]
+    return (mask != 0).any(dim=-1).sum(dtype=torch.float32).clamp(min=1)
 
 
 def label_weights(batch: Mapping[str, Tensor]) -> Tensor:
