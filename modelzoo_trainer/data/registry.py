@@ -9,6 +9,10 @@ from modelzoo_trainer.errors import ConfigError, suggest
 
 PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "BertCSVDataProcessor": "modelzoo_trainer.data.csv.bert:BertCSVDataProcessor",
+        "BertCSVDynamicMaskDataProcessor": (
+            "modelzoo_trainer.data.csv.bert:BertCSVDynamicMaskDataProcessor"
+        ),
         "BertHDF5DataProcessor": "modelzoo_trainer.data.hdf5.bert:BertHDF5DataProcessor",
         "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
