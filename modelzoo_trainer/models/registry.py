@@ -15,6 +15,7 @@ _GPTJ: Final = "modelzoo_trainer.models.gptj:GptJ"
 MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "bert": "modelzoo_trainer.models.bert.pretraining:Bert",
+        "esm2": "modelzoo_trainer.models.bert.esm2:Esm2",
         "dpo": "modelzoo_trainer.models.dpo:Dpo",
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
         "gpt2": _GPT2,

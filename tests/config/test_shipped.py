@@ -164,6 +164,7 @@ def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, 
     monkeypatch.setattr(nn.Module, "__init__", built)
     required = {
         "bert": {"max_position_embeddings": 8},
+        "esm2": {"max_position_embeddings": 8},
         "dpo": {"policy_model": {"name": "gpt2"}},
         "fc_mnist": {"hidden_sizes": [3]},
     }

@@ -199,7 +199,7 @@ class StaticMaskRows(PretrainingRows):
     @override
     def make_batch(self, cells: list[list[str]], rows: Ints) -> Arrays:
         names = [*self._names.values(), *(self._pair_columns if self.has_pairs else ())]
-        batch = {
+        batch: Arrays = {
             name: self._column([one[place] for one in cells], self.files.columns[place], rows)
             for place, name in enumerate(names)
         }
@@ -211,7 +211,7 @@ class StaticMaskRows(PretrainingRows):
 
     def _column(self, texts: list[str], column: str, rows: Ints) -> NDArray[np.int32]:
         """Return the lists of a column, (B, length); one of single numbers as (B, 1)."""
-        found = []
+        found: list[NDArray[np.int32]] = []
         for text, row in zip(texts, rows.tolist(), strict=True):
             whole = text if text.lstrip().startswith("[") else f"[{text}]"
             values = integers(self.parse(whole, column, row))

@@ -100,6 +100,11 @@ class EncoderSettings(DecoderSettings):
         """Number of segments; 0 = the model has none."""
         return 2 if self.num_segments is None else self.num_segments
 
+    @property
+    def dropped_token(self) -> int | None:
+        """The token whose embedding is 0, and scales those of the others; None = there is none."""
+        return None
+
     @classmethod
     def check_arguments(cls, **arguments: Any) -> None:
         """Check the constructor's arguments without building the model.
