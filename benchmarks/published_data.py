@@ -10,6 +10,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.published_encoders import (
+    CSV_PROCESSORS,
+    write_csv,
+    write_masked,
+    write_vocabulary,
+)
 from benchmarks.published_scaling import BATCH, LENGTH, STEPS
 
 END: Final = 256
@@ -26,6 +32,8 @@ def write_data(loader: dict[str, Any]) -> None:
     Args:
         loader: Its settings: `data_processor`, `data_dir` or `mixture`, and the format.
     """
+    if loader.get("vocab_file"):
+        write_vocabulary(Path(loader["vocab_file"]))
     members = loader.get("mixture") or [loader]
     for member in members:
         folders = member["data_dir"]
@@ -37,6 +45,17 @@ def _write_folder(folder: Path, loader: dict[str, Any], number: int) -> None:
     import h5py
 
     folder.mkdir(parents=True, exist_ok=True)
+    processor, per_file = loader["data_processor"], _NUM_ROWS // _NUM_FILES
+    if processor in CSV_PROCESSORS or "Bert" in processor:
+        firsts = [(number * _NUM_FILES + part) * per_file for part in range(_NUM_FILES)]
+        parts = [_tokens(one * LENGTH, per_file * LENGTH).reshape(-1, LENGTH) for one in firsts]
+        if processor in CSV_PROCESSORS:
+            write_csv(folder, parts, processor)
+        else:
+            for part, rows in enumerate(parts):
+                vsl = bool(loader.get("use_vsl"))
+                write_masked(folder / f"data_{part}.h5", rows, vsl=vsl)
+        return
     for part in range(_NUM_FILES):
         start = (number * _NUM_FILES + part) * _NUM_ROWS // _NUM_FILES
         with h5py.File(folder / f"data_{part}.h5", "w") as file:

@@ -15,7 +15,8 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | experts | at most 4, and as many per token as before, but at most as many as there are |
 | sequence length T | rows of 64; `max_position_embeddings` 64 and the sink tokens |
 | windows, original length of scaled positions, sink tokens | as T; at least 4, 8, 1 |
-| `loss_weight` | in inverse proportion to T, as it is usually 1 / T |
+| `loss_weight`, `mlm_loss_weight` | in inverse proportion to T, as they are usually 1 / labels |
+| `max_predictions_per_seq` | in proportion to T, at least 1 |
 | batch size | 8; `micro_batch_size` in proportion, at least 1 |
 | length | 20 steps, validation of 2 batches every 10, a checkpoint every 6, each step logged |
 | learning rate | constant, 0.001, in place of each schedule of it; factors of groups stay |
@@ -132,6 +133,8 @@ def _scale_model(model: Plain, num_sinks: int) -> Factors:
     _scale_experts(model)
     if model.get("loss_weight") and model.get("loss_scaling") == "batch_size":
         model["loss_weight"] /= factors.length
+    if model.get("mlm_loss_weight"):
+        model["mlm_loss_weight"] /= factors.length
     return factors
 
 
@@ -235,7 +238,11 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
     if "micro_batch_size" in loader:
         loader["micro_batch_size"] = _micro(loader["micro_batch_size"], old)
     if loader.get("max_sequence_length"):
+        factor = min(1.0, LENGTH / loader["max_sequence_length"])
+        _change(loader, ("max_predictions_per_seq",), factor)
         loader["max_sequence_length"] = LENGTH
+    if loader.get("vocab_file"):
+        loader["vocab_file"] = str(folder / "vocab.txt")
     if loader.get("num_samples"):
         loader["num_samples"] = STEPS * BATCH
     _limit_vocabulary(loader)
