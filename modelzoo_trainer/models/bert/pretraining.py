@@ -41,6 +41,7 @@ class BertSettings(EncoderSettings):
         num_segments: Number of segments (`token_type_ids`), 0 = none; null = 2, or 0 with
             `disable_nsp`.
         num_classes: Number of classes of the next sentence.
+        pad_token_id: Token whose embedding is not trained by its use as an input.
         mlm_nonlinearity: Activation of the head for masked tokens; null = `encoder_nonlinearity`.
         use_ffn_bias_in_mlm: Whether the first layer of that head has a bias.
         use_output_bias_in_mlm: Whether its output layer has one.
@@ -52,6 +53,7 @@ class BertSettings(EncoderSettings):
     disable_nsp: bool = False
     num_segments: NonNegativeSize | None = None
     num_classes: Size = 2
+    pad_token_id: NonNegativeSize = 0
     mlm_nonlinearity: Nonlinearity | None = None
     use_ffn_bias_in_mlm: bool = True
     use_output_bias_in_mlm: bool = True
