@@ -16,6 +16,8 @@ _SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _NUM_BYTES: Final = 257  # and the end of a document
 _FIRST, _NUM_KINDS, _MASK = 4, 28, 32  # of the smallest published vocabulary, of 33 tokens
 _MASKED_EVERY: Final = 7
+_NUM_SENTENCES: Final = 4  # of a document
+_SIGNS: Final = range(33, 65)
 
 Ints = NDArray[np.int32]
 
@@ -91,6 +93,22 @@ def _of_pairs(rows: Ints) -> Iterator[dict[str, Any]]:
         }
 
 
+def _of_documents(rows: Ints) -> Iterator[dict[str, Any]]:
+    """Yield documents of four sentences; those after a digit or a sign are the summary."""
+    size = LENGTH // _NUM_SENTENCES
+    for row in rows:
+        ids = row.astype(np.int64) + len(_SPECIAL)
+        starts = np.arange(0, LENGTH, size)
+        labels = np.isin(row[starts + 1], list(_SIGNS)).astype(int)
+        ids[starts] = _SPECIAL.index("[CLS]")
+        yield {
+            "head": ids.tolist(),
+            "labels": labels.tolist(),
+            "segments": (np.arange(LENGTH) // size % 2).tolist(),
+            "starts": starts.tolist(),
+        }
+
+
 def _tokens(row: Ints) -> list[str]:
     return [_token(one) for one in row.tolist()]
 
@@ -102,5 +120,6 @@ def _token(byte: int) -> str:
 _ROWS: Final = {
     "BertCSVDataProcessor": _of_masked,
     "BertCSVDynamicMaskDataProcessor": _of_pairs,
+    "BertSumCSVDataProcessor": _of_documents,
 }
 CSV_PROCESSORS: Final = tuple(_ROWS)
