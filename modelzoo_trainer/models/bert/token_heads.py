@@ -44,7 +44,7 @@ class TokenClassifierSettings(EncoderSettings):
     num_classes: Size = field()  # required
     encoder_output_dropout_rate: Fraction = field()
     include_padding_in_loss: Flag | None = None
-    loss_weight: FiniteFloat | None = None
+    loss_weight: FiniteFloat | None = None  # type: ignore[assignment]  # as the format has it
     label_vocab_file: str | None = None
     dropout_rate: Fraction | None = 0.0  # type: ignore[assignment]  # as the format has it
     attention_dropout_rate: Fraction | None = 0.0
@@ -135,7 +135,7 @@ class SummarizationSettings(EncoderSettings):
 
     num_labels: Size = 2
     use_cls_bias: Flag = True
-    loss_weight: FiniteFloat | None = None
+    loss_weight: FiniteFloat | None = None  # type: ignore[assignment]  # as the format has it
     vocab_file: str | None = None
     attention_dropout_rate: Fraction | None = 0.1
     compute_eval_metrics: bool = True
