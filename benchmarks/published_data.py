@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from benchmarks.published_encoders import (
     CSV_PROCESSORS,
     write_csv,
+    write_labels,
     write_masked,
     write_vocabulary,
 )
-from benchmarks.published_scaling import BATCH, LENGTH, STEPS
+from benchmarks.published_scaling import BATCH, LABELS, LENGTH, STEPS
 
 END: Final = 256
 """The token at the end of a document; the others are bytes."""
@@ -51,6 +52,7 @@ def _write_folder(folder: Path, loader: dict[str, Any], number: int) -> None:
         parts = [_tokens(one * LENGTH, per_file * LENGTH).reshape(-1, LENGTH) for one in firsts]
         if processor in CSV_PROCESSORS:
             write_csv(folder, parts, processor)
+            write_labels(folder.parent / LABELS)
         else:
             for part, rows in enumerate(parts):
                 vsl = bool(loader.get("use_vsl"))
@@ -112,7 +114,8 @@ def _tokens(start: int, num: int) -> NDArray[np.int32]:
 
 @cache
 def _text() -> NDArray[np.int32]:
-    parts = []
+    parts: list[NDArray[np.int32]] = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:_NUM_DOCUMENTS]:
-        parts += [np.frombuffer(path.read_bytes(), np.uint8).astype(np.int32), [END]]
-    return np.concatenate(parts).astype(np.int32)
+        parts.append(np.frombuffer(path.read_bytes(), np.uint8).astype(np.int32))
+        parts.append(np.array([END], np.int32))
+    return np.concatenate(parts)
