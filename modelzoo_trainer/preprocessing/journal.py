@@ -20,13 +20,11 @@ from typing import Any, Final
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.hdf5_format import INCOMPLETE, PARAMS, SUFFIX
 from modelzoo_trainer.preprocessing.interface import Array, Stats
 from modelzoo_trainer.preprocessing.output import PART, write_bytes, write_text
 
-MARK: Final = "INCOMPLETE.json"
-"""File of an output folder whose rows are incomplete."""
 STATE: Final = "INCOMPLETE.npz"
-PARAMS: Final = "data_params.json"
 _FORMAT: Final = 1  # increase it when the same settings and input give other bytes
 _OF_THE_RUN: Final = {
     "setup": ("processes", "output_dir", "data_splits_dir"),
@@ -69,7 +67,7 @@ def check_empty(folder: Path) -> None:
     Raises:
         ConfigError: If it has.
     """
-    found = [folder / PARAMS] if (folder / PARAMS).exists() else [*folder.glob("*.h5")]
+    found = [folder / PARAMS] if (folder / PARAMS).exists() else [*folder.glob(f"*{SUFFIX}")]
     if found:
         raise ConfigError(
             f"setup.output_dir: {str(folder)!r} already has rows ({found[0].name}). Choose another "
@@ -109,14 +107,14 @@ class Journal:
             ConfigError: If a folder has other rows or an unfinished run with other settings or
                 inputs, or another process is writing to it.
         """
-        mark = self._root / MARK
+        mark = self._root / INCOMPLETE
         if not mark.exists():
             for folder in self._folders:
                 check_empty(folder)
             for folder in reversed(self._folders):  # the root last: it makes the others known
                 _make(folder)
                 if folder != self._root:
-                    write_text(folder / MARK, _as_text({"part_of": "the folder above"}))
+                    write_text(folder / INCOMPLETE, _as_text({"part_of": "the folder above"}))
             (self._root / STATE).unlink(missing_ok=True)  # of a run whose mark was removed
             write_text(mark, _as_text(self._mark))
         self._take_lock(mark)
@@ -125,8 +123,8 @@ class Journal:
             _make(folder)
             for part in folder.glob(f"*{PART}"):
                 part.unlink()
-            if folder != self._root and not (folder / MARK).exists():
-                write_text(folder / MARK, _as_text({"part_of": "the folder above"}))
+            if folder != self._root and not (folder / INCOMPLETE).exists():
+                write_text(folder / INCOMPLETE, _as_text({"part_of": "the folder above"}))
         return self._read()
 
     def save(self, state: State) -> None:
@@ -154,7 +152,7 @@ class Journal:
         """Remove the marks and the state: the run is complete."""
         (self._root / STATE).unlink(missing_ok=True)
         for folder in reversed(self._folders):  # the root last
-            (folder / MARK).unlink(missing_ok=True)
+            (folder / INCOMPLETE).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import COUNT, DATASET, MASK, SUFFIX
 from modelzoo_trainer.preprocessing.interface import Array, Rows
 
 PART: Final = ".part"
@@ -21,7 +22,7 @@ _GZIP_LEVEL: Final = 1  # with the shuffle filter it is smaller and faster than 
 
 def file_name(number: int) -> str:
     """Return the name of an output file."""
-    return f"output_chunk_0_{number}.h5"
+    return f"output_chunk_0_{number}{SUFFIX}"
 
 
 def h5py() -> Any:
@@ -57,7 +58,7 @@ def write_rows(path: Path, arrays: Mapping[str, Array]) -> None:
     part = path.with_name(path.name + PART)
     with h5py().File(part, "w") as file:
         for name, rows in arrays.items():
-            file.attrs["n_examples"] = len(rows)
+            file.attrs[COUNT] = len(rows)
             file.create_dataset(
                 name,
                 data=rows,
@@ -112,18 +113,18 @@ class Layout:
     def stored(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays as they are in the file."""
         stored = dict(arrays)
-        if "data" in stored:
-            data = stored["data"].astype(self.dtype)
+        if DATASET in stored:
+            data = stored[DATASET].astype(self.dtype)
             if self.inverts_mask:
                 data[:, self.masks] = 1 - data[:, self.masks]
-            stored["data"] = data
+            stored[DATASET] = data
         return stored
 
     @property
     def masks(self) -> list[int]:
         """Indices of the features that are masks: a pair of answers has two."""
         names = enumerate(self.features)
-        return [index for index, name in names if name.endswith("attention_mask")]
+        return [index for index, name in names if name.endswith(MASK)]
 
     def rows_per_file(self, arrays: Mapping[str, Array]) -> int:
         """Return the number of rows of a file, the same for all but the last."""

@@ -13,12 +13,11 @@ from typing import Final
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, INCOMPLETE, INPUTS, LABELS, PARAMS
 from modelzoo_trainer.preprocessing import output, summary
 from modelzoo_trainer.preprocessing.inputs import Inputs, find_inputs, subsets
 from modelzoo_trainer.preprocessing.interface import Array, Packed, Rows, Stats, Tokens
 from modelzoo_trainer.preprocessing.journal import (
-    MARK,
-    PARAMS,
     Journal,
     State,
     StreamState,
@@ -73,13 +72,17 @@ def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
         inputs=digest_of([names, inputs]),
     )
     facts = []
-    if not (_root(settings.setup) / MARK).exists():  # else rows in sub-folders are of this run
+    if not (
+        _root(settings.setup) / INCOMPLETE
+    ).exists():
         for one in runs:
             check_empty(_root(one.setup))
     with closing(journal):
         state = journal.open() or State()
         for one in runs[state.unit :]:
-            if (_root(one.setup) / PARAMS).exists() and not (_root(one.setup) / MARK).exists():
+            if (_root(one.setup) / PARAMS).exists() and not (
+                _root(one.setup) / INCOMPLETE
+            ).exists():
                 log.info("%s is complete", _root(one.setup))
             else:
                 facts += _preprocess(one, save_s)
@@ -155,7 +158,7 @@ class _StreamWriter:
             inverts_mask=processing.inverted_mask,
             bytes_per_file=processing.write_chunk_size * 1024,
         )
-        self._num_sequences = max(1, sum(name.endswith("input_ids") for name in features))
+        self._num_sequences = max(1, sum(name.endswith(INPUTS) for name in features))
         self._ignored = settings.dataset.ignore_index
         self._writer: ChunkWriter | BucketWriter = ChunkWriter(folder, self._layout)
 
@@ -203,12 +206,12 @@ class _StreamWriter:
 
     def _num_counted(self, arrays: Mapping[str, Array]) -> int:
         """Return how many labels of rows count in the loss; 0 if the labels are made later."""
-        if "labels" in arrays:  # of masked tokens
-            return int((arrays["labels"][:, 0] != self._ignored).sum())
-        if not any(name.endswith("labels") for name in self._layout.features):
+        if LABELS in arrays:  # of masked tokens
+            return int((arrays[LABELS][:, 0] != self._ignored).sum())
+        if not any(name.endswith(LABELS) for name in self._layout.features):
             return 0
         masks = self._layout.masks
-        return int(arrays["data"][:, masks].sum(dtype=np.int64)) if masks else 0
+        return int(arrays[DATASET][:, masks].sum(dtype=np.int64)) if masks else 0
 
     def state(self) -> StreamState:
         """Return the state, after making durable what it counts."""

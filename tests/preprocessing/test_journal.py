@@ -7,8 +7,8 @@ import json
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import INCOMPLETE
 from modelzoo_trainer.preprocessing import journal, output, pipeline, readers, shuffling
-from modelzoo_trainer.preprocessing.journal import MARK
 from modelzoo_trainer.preprocessing.pipeline import preprocess
 from tests.preprocessing.runs import run, settings_for, tree_digest, write_lines
 
@@ -83,7 +83,7 @@ def test_an_unfinished_folder_is_marked(source, monkeypatch) -> None:
     splits = "data_splits: {a: {split_fraction: 0.5}, b: {split_fraction: 0.5}}"
     interrupted(source, monkeypatch, setup=splits)
     for folder in ("out", "out/a", "out/b"):
-        assert "note" in json.loads((source / folder / MARK).read_text("utf-8"))
+        assert "note" in json.loads((source / folder / INCOMPLETE).read_text("utf-8"))
     run(source, processing="write_chunk_size: 1", setup=splits)
     assert not [*(source / "out").rglob("INCOMPLETE*")]
 
@@ -119,7 +119,7 @@ def test_a_state_without_its_mark_is_not_continued(source, monkeypatch) -> None:
     options = {"processing": "write_chunk_size: 1"}
     run(source, out="whole", **options)
     interrupted(source, monkeypatch)
-    for path in [source / "out" / MARK, *(source / "out").glob("*.h5")]:
+    for path in [source / "out" / INCOMPLETE, *(source / "out").glob("*.h5")]:
         path.unlink()
     run(source, **options)
     assert tree_digest(source / "out") == tree_digest(source / "whole")

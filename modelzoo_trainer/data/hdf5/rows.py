@@ -19,15 +19,7 @@ from modelzoo_trainer.data.hdf5.selection import Run
 from modelzoo_trainer.data.hdf5.transforms import Transform
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.errors import ConfigError
-
-INPUTS: Final = "input_ids"
-MASK: Final = "attention_mask"
-LABELS: Final = "labels"
-SPAN: Final = "attention_span"
-POSITIONS: Final = "position_ids"
-FEATURES: Final = (INPUTS, MASK, LABELS)
-VSL_FEATURES: Final = (*FEATURES, SPAN, POSITIONS)
-IGNORED_LABEL: Final = -100
+from modelzoo_trainer.hdf5_format import FEATURES, IGNORED_LABEL, INPUTS, LABELS, POSITIONS
 
 _INT32: Final = np.iinfo(np.int32)
 _NUM_PROBED: Final = 64

@@ -8,10 +8,9 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import FEATURES, VSL_FEATURES
 from modelzoo_trainer.preprocessing.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.preprocessing.modes.packing import (
-    FEATURES,
-    VSL_FEATURES,
     Weighted,
     packed_rows,
     single_rows,

@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import FEATURES
 from modelzoo_trainer.preprocessing.interface import Document, Rows, Stats
-from modelzoo_trainer.preprocessing.modes.packing import FEATURES, Weighted, single_rows
+from modelzoo_trainer.preprocessing.modes.packing import Weighted, single_rows
 from modelzoo_trainer.preprocessing.modes.sequences import document_turns
 from modelzoo_trainer.preprocessing.settings import Settings
 from modelzoo_trainer.preprocessing.tokenizers import Tokenizer

@@ -168,12 +168,13 @@ def _rule(rules: Mapping[tuple[str | None, str], int], role: str, name: str, def
 
 
 def document_piece(document: Document, rules: RegionRules) -> Piece:
-    """Return the text of all regions of a document, one after the other."""
-    text, places = "", []
+    """Return the text of the regions of a document that are not dropped, one after the other."""
+    texts, places, size = [], [], 0
     for index, turn in enumerate(document_turns(document)):
         for region in rules.kept(turn):
-            content = text_of(region, document)
+            text = text_of(region, document)
             weight = rules.weight(turn.role, region)
-            places.append(Place(len(text), len(text) + len(content), index, weight))
-            text += content
-    return Piece(text, places)
+            places.append(Place(size, size + len(text), index, weight))
+            texts.append(text)
+            size += len(text)
+    return Piece("".join(texts), places)
