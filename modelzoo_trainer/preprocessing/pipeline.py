@@ -72,9 +72,7 @@ def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
         inputs=digest_of([names, inputs]),
     )
     facts = []
-    if not (
-        _root(settings.setup) / INCOMPLETE
-    ).exists():
+    if not (_root(settings.setup) / INCOMPLETE).exists():
         for one in runs:
             check_empty(_root(one.setup))
     with closing(journal):
