@@ -23,6 +23,7 @@ from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.hdf5_format import INCOMPLETE, PARAMS, SUFFIX
 from modelzoo_trainer.preprocessing.interface import Array, Stats
 from modelzoo_trainer.preprocessing.output import PART, write_bytes, write_text
+from modelzoo_trainer.preprocessing.places import Place
 
 STATE: Final = "INCOMPLETE.npz"
 _FORMAT: Final = 1  # increase it when the same settings and input give other bytes
@@ -208,7 +209,9 @@ class Journal:
 
 
 def _stats(stored: dict[str, Any]) -> Stats:
-    skipped = {name: (count, first) for name, (count, first) in stored.pop("skipped").items()}
+    skipped = {
+        reason: (count, Place(*first)) for reason, (count, first) in stored.pop("skipped").items()
+    }
     return Stats(**stored, skipped=skipped)
 
 

@@ -58,7 +58,8 @@ def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
 
     Raises:
         ConfigError: If a setting or an input is invalid, or the output folder has other rows.
-        WorkerError: If a worker process died.
+        ReadHookError: If a read hook raised an exception.
+        WorkerError: If a worker process died, or other code raised one.
     """
     names = subsets(settings.setup)
     if not names:
@@ -344,6 +345,10 @@ class _Run:
             length=stream.length,
             num_files=writer.finish(),
             stats=writer.stats,
+            first_skipped={
+                reason: first.shown(self._inputs.named(first.file))
+                for reason, (_, first) in writer.stats.skipped.items()
+            },
         )
         text = summary.params_text(
             self._settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from modelzoo_trainer.preprocessing.interface import Stats
@@ -21,6 +21,8 @@ class Facts:
     """Tokens of a row."""
     num_files: int
     stats: Stats
+    first_skipped: dict[str, str] = field(default_factory=dict)
+    """Place of the first skipped document of each reason."""
 
 
 def params_text(
@@ -81,6 +83,7 @@ def post_process(facts: Facts, num_inputs: int) -> dict[str, Any]:
         "documents_truncated": stats.documents_truncated,
         "tokens_dropped": stats.tokens_dropped,
         "skipped": {reason: count for reason, (count, _) in stats.skipped.items()},
+        "first_skipped": facts.first_skipped,
     }
     if stats.sequences:
         counts["num_sequences_before_packing"] = stats.sequences
@@ -110,8 +113,10 @@ def _lines(facts: Facts) -> list[str]:
     if stats.sequences:
         factor = stats.sequences / max(1, stats.rows)
         lines.append(f"  packing    {factor:.2f} sequences per row")
-    for reason, (count, first) in sorted(stats.skipped.items()):
-        lines.append(f"  skipped    {count:,} {reason} (first: {first})")
+    for reason, (count, _) in sorted(stats.skipped.items()):
+        first = facts.first_skipped.get(reason)
+        shown = "" if first is None else f" (first: {first})"
+        lines.append(f"  skipped    {count:,} {reason}{shown}")
     return lines
 
 

@@ -71,7 +71,7 @@ class DpoMode:
             texts[turn.role] = texts.get(turn.role, "") + content
         if set(texts) != set(_PARTS):
             raise ConfigError(
-                f"{document.file}:{document.number}: dpo needs the turns {', '.join(_PARTS)}; got "
+                f"{document.where}: dpo needs the turns {', '.join(_PARTS)}; got "
                 f"{', '.join(sorted(texts)) or 'none'}. Use dpo_read_hook."
             )
         if not all(text.strip() for text in texts.values()):

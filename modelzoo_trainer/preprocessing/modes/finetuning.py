@@ -108,7 +108,7 @@ class FinetuningMode:
         roles = {turn.role for turn in turns}
         if not (roles <= _CHAT or roles <= _TEXT):
             raise ConfigError(
-                f"{document.file}:{document.number}: finetuning needs turns of the roles prompt "
+                f"{document.where}: finetuning needs turns of the roles prompt "
                 f"and completion, or system, user and assistant; got {sorted(roles)}. Choose "
                 "another read hook, or setup.mode: pretraining."
             )

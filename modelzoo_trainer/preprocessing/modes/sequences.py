@@ -44,7 +44,7 @@ class Tokenized(NamedTuple):
 
 def document_turns(document: Document) -> tuple[Turn, ...]:
     """Return the turns of a document."""
-    return turns_of(document.content, f"{document.file}:{document.number}")
+    return turns_of(document.content, document.file)
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def naming(document: Document) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{document.file}:{document.number}: {error}") from error
+        raise ConfigError(f"{document.where}: {error}") from error
 
 
 def text_of(region: Region, document: Document) -> str:
@@ -65,7 +65,7 @@ def text_of(region: Region, document: Document) -> str:
     if isinstance(region.content, str):
         return region.content
     raise ConfigError(
-        f"{document.file}:{document.number}: region {region.name!r} holds token ids; this mode "
+        f"{document.where}: region {region.name!r} holds token ids; this mode "
         "tokenizes text. Use a read hook for text, or setup.mode: nlg."
     )
 
