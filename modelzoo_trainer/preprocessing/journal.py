@@ -32,6 +32,19 @@ _OF_THE_RUN: Final = {
     "processing": ("resume_from_checkpoint", "fraction_of_RAM_alloted", "write_in_batch"),
 }
 """Settings that do not change the rows."""
+_CODE: Final = ("read_hook", "custom_tokenizer", "token_generator")
+_WHAT: Final = {
+    "settings": "settings",
+    "inputs": "input files",
+    "tokenizer": "files of the tokenizer",
+    "read_hook": "contents of the module of processing.read_hook",
+    "custom_tokenizer": "contents of the module of processing.custom_tokenizer",
+    "token_generator": "contents of the module of setup.token_generator",
+}
+_ACCEPT: Final = (
+    " If the change does not concern the rows that are written, remove {name!r} from {mark} to "
+    "continue."
+)
 
 
 @dataclass(slots=True)
@@ -88,14 +101,13 @@ class Journal:
     Args:
         root: The output folder.
         folders: Of the streams; `root` may be one of them.
-        settings: Digest of what determines the rows.
-        inputs: Fingerprint of the input files.
+        identity: Digests of what determines the rows, by the names in `_WHAT`.
     """
 
-    def __init__(self, root: Path, folders: Sequence[Path], *, settings: str, inputs: str) -> None:
+    def __init__(self, root: Path, folders: Sequence[Path], identity: Mapping[str, str]) -> None:
         self._root = root
         self._folders = list(dict.fromkeys((root, *folders)))
-        self._mark = {"settings": settings, "inputs": inputs}
+        self._mark = dict(identity)
         self._lock: int | None = None
 
     def open(self) -> State | None:
@@ -105,8 +117,8 @@ class Journal:
             None for a new run.
 
         Raises:
-            ConfigError: If a folder has other rows or an unfinished run with other settings or
-                inputs, or another process is writing to it.
+            ConfigError: If a folder has other rows or an unfinished run of another identity, or
+                another process is writing to it.
         """
         mark = self._root / INCOMPLETE
         if not mark.exists():
@@ -166,29 +178,23 @@ class Journal:
         path = self._root / STATE
         if not path.exists():
             return None
-        with np.load(path) as stored:
-            facts = json.loads(stored["facts"].tobytes())
-            streams = [
-                StreamState(one["num_files"], _stats(one["stats"]), one["facts"])
-                for one in facts.pop("streams")
-            ]
-            for key in stored.files:
-                if key != "facts":
-                    index, name = key.split("/", 1)
-                    streams[int(index)].arrays[name] = stored[key]
-        return State(**facts, streams=streams)
+        try:
+            return _state(path)
+        except Exception as error:  # a damaged archive raises many types
+            self.close()
+            raise _unreadable(path, reason_of(error)) from error
 
     def _check_same(self, mark: Path) -> None:
-        try:
-            there = json.loads(mark.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            there = {}
-        for name, what in {"settings": "settings", "inputs": "input files"}.items():
-            if there.get(name) != self._mark[name]:
+        there = _content(mark)
+        for name, what in _WHAT.items():
+            if name in _CODE and name not in there:
+                continue  # the user has removed it
+            if there.get(name) != self._mark.get(name):
                 self.close()
                 raise ConfigError(
                     f"setup.output_dir: {str(self._root)!r} has an unfinished run with other "
                     f"{what}. Restore them to continue it, choose another folder, or remove it."
+                    + (_ACCEPT.format(name=name, mark=mark) if name in _CODE else "")
                 )
 
     def _take_lock(self, mark: Path) -> None:
@@ -206,6 +212,37 @@ class Journal:
                 f"setup.output_dir: another process is writing to {str(self._root)!r}. Wait for "
                 "it, or choose another folder."
             ) from error
+
+
+def _state(path: Path) -> State:
+    with path.open("rb") as file, np.load(file) as stored:
+        facts = json.loads(stored["facts"].tobytes())
+        streams = [
+            StreamState(one["num_files"], _stats(one["stats"]), one["facts"])
+            for one in facts.pop("streams")
+        ]
+        for key in stored.files:
+            if key != "facts":
+                index, name = key.split("/", 1)
+                streams[int(index)].arrays[name] = stored[key]
+    return State(**facts, streams=streams)
+
+
+def _content(mark: Path) -> dict[str, Any]:
+    try:
+        there = json.loads(mark.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(mark, reason_of(error)) from error
+    if not isinstance(there, dict):
+        raise _unreadable(mark, "it is not a JSON object")
+    return there
+
+
+def _unreadable(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"setup.output_dir: {str(path)!r}, which an unfinished run needs to continue, cannot be "
+        f"read: {reason}. Restore it, or remove the folder to start again."
+    )
 
 
 def _stats(stored: dict[str, Any]) -> Stats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import DATASET, INCOMPLETE, INPUTS, LABELS, PARAMS
 from modelzoo_trainer.preprocessing import output, summary
+from modelzoo_trainer.preprocessing.identity import identity_of
 from modelzoo_trainer.preprocessing.inputs import Inputs, find_inputs, subsets
 from modelzoo_trainer.preprocessing.interface import Array, Packed, Rows, Stats, Tokens
 from modelzoo_trainer.preprocessing.journal import (
@@ -23,7 +24,6 @@ from modelzoo_trainer.preprocessing.journal import (
     StreamState,
     check_empty,
     digest_of,
-    rows_settings,
 )
 from modelzoo_trainer.preprocessing.output import ChunkWriter, Layout
 from modelzoo_trainer.preprocessing.packing import Carry, Packer
@@ -65,13 +65,9 @@ def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
     if not names:
         return _preprocess(settings, save_s)
     runs = [_subset(settings, name) for name in names]
-    inputs = [find_inputs(one.setup).fingerprint for one in runs]
-    journal = Journal(
-        _root(settings.setup),
-        [],
-        settings=digest_of(rows_settings(settings.given)),
-        inputs=digest_of([names, inputs]),
-    )
+    inputs = digest_of([names, [find_inputs(one.setup).fingerprint for one in runs]])
+    identity = identity_of(settings, UnitWork(settings), inputs)
+    journal = Journal(_root(settings.setup), [], identity)
     facts = []
     if not (_root(settings.setup) / INCOMPLETE).exists():
         for one in runs:
@@ -260,13 +256,8 @@ class _Run:
             for index, writer in enumerate(self._writers):
                 buckets = num_buckets(inputs.num_bytes)
                 writer.shuffle(buckets, processing.shuffle_seed + index)
-        described = [rows_settings(settings.given), _identity(work)]
-        self._journal = Journal(
-            root,
-            [writer.folder for writer in self._writers],
-            settings=digest_of(described),
-            inputs=inputs.fingerprint,
-        )
+        identity = identity_of(settings, work, inputs.fingerprint)
+        self._journal = Journal(root, [writer.folder for writer in self._writers], identity)
         self._state = State()
 
     def close(self) -> None:
@@ -363,11 +354,3 @@ class _Run:
         )
         output.write_text(writer.folder / PARAMS, text)
         return facts
-
-
-def _identity(work: UnitWork) -> list[object]:
-    """Return what a tokenizer depends on, as far as it is known."""
-    tokenizer = work.tokenizer
-    to_text: Callable[[], str] | None = getattr(tokenizer.engine, "to_str", None)
-    content = digest_of(to_text()) if to_text is not None else None
-    return [content, tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -97,6 +98,57 @@ def test_other_settings_or_inputs_are_refused(source, monkeypatch) -> None:
         run(source, processing="write_chunk_size: 1")
     (source / "in" / "b.jsonl").unlink()
     run(source, processing="write_chunk_size: 1, write_in_batch: true")
+
+
+def own_code(folder, text) -> None:
+    (folder / "own_code.py").write_text(
+        f"def hook(entry, text_key):\n    return [{{'content': [{{'text': {text!r}}}]}}]\n",
+        encoding="utf-8",
+    )
+
+
+def test_a_changed_module_of_the_hook_is_refused_unless_it_is_accepted(source, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(source)
+    own_code(source, "a")
+    settings = settings_for(source, processing="write_chunk_size: 1")
+    processing = replace(settings.processing, read_hook="own_code:hook")
+    settings = replace(settings, processing=processing)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2)
+        with pytest.raises(Interrupted):
+            preprocess(settings, save_s=0)
+    own_code(source, "b")
+    with pytest.raises(ConfigError, match=r"processing\.read_hook.*'read_hook'.*INCOMPLETE\.json"):
+        preprocess(settings, save_s=0)
+    mark = source / "out" / INCOMPLETE
+    kept = json.loads(mark.read_text("utf-8"))
+    del kept["read_hook"]
+    mark.write_text(json.dumps(kept), encoding="utf-8")
+    preprocess(settings, save_s=0)
+
+
+def test_changed_files_of_the_tokenizer_are_refused(source, monkeypatch) -> None:
+    interrupted(source, monkeypatch)
+    config = source / "bytes" / "tokenizer_config.json"
+    before = config.read_text("utf-8")
+    changed = json.loads(before) | {"chat_template": "{{ messages }}"}
+    config.write_text(json.dumps(changed), encoding="utf-8")
+    with pytest.raises(ConfigError, match="files of the tokenizer"):
+        run(source, processing="write_chunk_size: 1")
+    config.write_text(before, encoding="utf-8")
+    run(source, processing="write_chunk_size: 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [(INCOMPLETE, b"{"), (INCOMPLETE, b"[]"), (journal.STATE, b"PK\3\4")],
+)
+def test_a_damaged_file_of_an_unfinished_run_is_named(source, monkeypatch, name, content) -> None:
+    interrupted(source, monkeypatch)
+    path = source / "out" / name
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{name}'.*cannot be read"):
+        run(source, processing="write_chunk_size: 1")
 
 
 @pytest.mark.parametrize("shuffles", [False, True])
