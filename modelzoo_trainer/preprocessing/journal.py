@@ -13,6 +13,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -167,6 +168,16 @@ class Journal:
         for folder in reversed(self._folders):  # the root last
             (folder / INCOMPLETE).unlink(missing_ok=True)
         self.close()
+
+    def abandon(self) -> None:
+        """Remove the marks and the state, and the folders that are empty then."""
+        self.finish()
+        for folder in reversed(self._folders):
+            for one in (folder, *folder.parents):
+                with suppress(OSError):  # it is not empty
+                    one.rmdir()
+                if one == self._root:
+                    break
 
     def close(self) -> None:
         """Release the lock; idempotent."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from modelzoo_trainer.preprocessing.pool import Pool
 from modelzoo_trainer.preprocessing.readers import units
 from modelzoo_trainer.preprocessing.settings import Settings, Setup
 from modelzoo_trainer.preprocessing.shuffling import BucketWriter, num_buckets
-from modelzoo_trainer.preprocessing.streams import Stream
+from modelzoo_trainer.preprocessing.streams import Stream, Streams
 from modelzoo_trainer.preprocessing.summary import Facts
 from modelzoo_trainer.preprocessing.token_limit import cut
 from modelzoo_trainer.preprocessing.worker import Result, UnitWork
@@ -71,20 +71,31 @@ def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
     facts = []
     if not (_root(settings.setup) / INCOMPLETE).exists():
         for one in runs:
-            check_empty(_root(one.setup))
+            for folder in (_root(one.setup), *_folders(one)):
+                check_empty(folder)
     with closing(journal):
         state = journal.open() or State()
-        for one in runs[state.unit :]:
-            if (_root(one.setup) / PARAMS).exists() and not (
-                _root(one.setup) / INCOMPLETE
-            ).exists():
+        for number, one in enumerate(runs):
+            folders = _folders(one)
+            if number < state.unit or _is_complete(one, folders):
                 log.info("%s is complete", _root(one.setup))
+                facts += [summary.facts_of(folder) for folder in folders]
             else:
-                facts += _preprocess(one, save_s)
-            state.unit += 1
+                facts += _preprocess(one, save_s, may_be_empty=True)
+            state.unit = max(state.unit, number + 1)
             journal.save(state)
         journal.finish()
     return facts
+
+
+def _folders(settings: Settings) -> list[Path]:
+    """Return the folders of the streams of a run."""
+    return [_root(settings.setup) / one.folder for one in Streams(settings).all]
+
+
+def _is_complete(settings: Settings, folders: Iterable[Path]) -> bool:
+    has_all = all((folder / PARAMS).exists() for folder in folders)
+    return has_all and not (_root(settings.setup) / INCOMPLETE).exists()
 
 
 def _subset(settings: Settings, name: str) -> Settings:
@@ -106,7 +117,7 @@ def _root(setup: Setup) -> Path:
     return Path((has_own and setup.data_splits_dir) or setup.output_dir).expanduser()
 
 
-def _preprocess(settings: Settings, save_s: float) -> list[Facts]:
+def _preprocess(settings: Settings, save_s: float, *, may_be_empty: bool = False) -> list[Facts]:
     output.h5py()
     work = UnitWork(settings)
     _check_size(settings, work.tokenizer.vocab_size)
@@ -114,7 +125,7 @@ def _preprocess(settings: Settings, save_s: float) -> list[Facts]:
         log.warning("%s: has no effect in this mode.", key)
     inputs = find_inputs(settings.setup)
     with closing(_Run(settings, work, inputs, save_s)) as run:
-        return run.run()
+        return run.run(may_be_empty=may_be_empty)
 
 
 def _check_size(settings: Settings, vocab_size: int) -> None:
@@ -264,8 +275,12 @@ class _Run:
         """Release the output folder."""
         self._journal.close()
 
-    def run(self) -> list[Facts]:
-        """Read everything that is not yet read, and write the rest."""
+    def run(self, *, may_be_empty: bool) -> list[Facts]:
+        """Read everything that is not yet read, and write the rest.
+
+        Raises:
+            ConfigError: If there is no document, unless `may_be_empty`.
+        """
         state = self._journal.open()
         if state is None:
             for writer in self._writers:
@@ -277,7 +292,20 @@ class _Run:
             log.info("Continuing with unit %d of %s", state.unit, self._root)
         if not self._state.is_read:
             self._read()
+        if not may_be_empty and not any(writer.stats.documents for writer in self._writers):
+            self._abandon()
         return self._finish()
+
+    def _abandon(self) -> NoReturn:
+        for writer in self._writers:
+            writer.clean()
+        self._journal.abandon()
+        files = self._inputs.files
+        more = f" and {len(files) - 1} others" if len(files) > 1 else ""
+        raise ConfigError(
+            f"setup.data: the input has no documents: {files[0].path!r}{more} are empty. Name "
+            "files with documents."
+        )
 
     def _read(self) -> None:
         state = self._state
@@ -322,8 +350,8 @@ class _Run:
 
     def _finish(self) -> list[Facts]:
         facts = [self._finished(writer) for writer in self._writers]
-        if not any(one.stats.rows for one in facts):
-            log.warning("No rows were made: there is no document that is long enough.")
+        for problem in filter(None, map(summary.lack_of, facts)):
+            log.warning("%s", problem)
         for writer in self._writers:
             writer.clean()
         self._journal.finish()

@@ -11,6 +11,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import INCOMPLETE
 from modelzoo_trainer.preprocessing import journal, output, pipeline, readers, shuffling
 from modelzoo_trainer.preprocessing.pipeline import preprocess
+from modelzoo_trainer.preprocessing.summary import report
 from tests.preprocessing.runs import run, settings_for, tree_digest, write_lines
 
 
@@ -177,27 +178,32 @@ def test_a_state_without_its_mark_is_not_continued(source, monkeypatch) -> None:
     assert tree_digest(source / "out") == tree_digest(source / "whole")
 
 
-def test_runs_of_subfolders_are_continued_after_every_interruption(source, monkeypatch) -> None:
+@pytest.mark.parametrize("options", [{}, OPTIONS[2]])
+def test_runs_of_subfolders_are_continued_after_every_interruption(
+    source, monkeypatch, options
+) -> None:
     for name in ("x", "y"):
         (source / "in" / name).mkdir()
-        write_lines(source / "in" / name / "b.jsonl", [name * 30])
+        write_lines(source / "in" / name / "b.jsonl", [name * 30, "", "", name * 9])
 
-    def subsets(out: str) -> None:
-        settings = settings_for(source, out=out)
+    def subsets(out: str) -> str:
+        settings = settings_for(source, out=out, **options)
         settings.setup.data["top_level_as_subsets"] = True
-        preprocess(settings, save_s=0)
+        return report(preprocess(settings, save_s=0)).replace(str(source / out), "")
 
-    subsets("whole")
+    whole = subsets("whole")
+    assert ("/x/a:" if options else "/x:") in whole
     interruptions = 0
     while not (source / "out").exists() or [*(source / "out").rglob("INCOMPLETE*")]:
         with monkeypatch.context() as patch:
-            interrupt_at(patch, 4)
+            interrupt_at(patch, 4 + interruptions)
             try:
-                subsets("out")
+                continued = subsets("out")
             except Interrupted:
                 interruptions += 1
         assert interruptions < 30
     assert interruptions > 2
+    assert continued == whole
     assert tree_digest(source / "out") == tree_digest(source / "whole")
     with pytest.raises(ConfigError, match="already has rows"):
         subsets("out")

@@ -293,7 +293,41 @@ def test_nothing_to_write_is_reported(source, caplog) -> None:
     write_lines(source / "in" / "a.jsonl", [""])
     [facts] = run(source)
     assert facts.stats.rows == 0
-    assert "No rows" in caplog.text
+    assert f"{source / 'out'} has no rows" in caplog.text
+
+
+def test_a_split_without_rows_is_reported(source, caplog) -> None:
+    splits = "data_splits: {a: {split_fraction: 1}, b: {split_fraction: 0}}"
+    text = report(run(source, setup=splits))
+    assert f"{source / 'out' / 'b'} has no rows: it got none" in caplog.text
+    assert f"{source / 'out' / 'a'} has no rows" not in caplog.text
+    assert text.count("warning    no rows") == 1
+    write_lines(source / "in" / "a.jsonl", ["", ""])
+    run(source, out="short", setup=splits)
+    assert f"{source / 'short' / 'a'} has no rows: of its 2 documents, 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b""),
+        ("a.jsonl", b"\n \n"),
+        ("a.jsonl.gz", gzip.compress(b"")),
+        ("a.jsonl.zst", b""),
+        ("a.txt", b""),
+    ],
+)
+def test_an_input_without_documents_is_refused_and_leaves_nothing(source, name, content) -> None:
+    (source / "in" / "a.jsonl").unlink()
+    (source / "in" / name).write_bytes(content)
+    contexts = "context_splits: {MSL_List: [8, 16], split_fractions: [0.5, 0.5]}"
+    for options in ({}, {"setup": f"{TWO_SPLITS}, {contexts}", "processing": "shuffle: true"}):
+        with pytest.raises(ConfigError, match=rf"setup\.data: .*{name}"):
+            run(source, **options)
+        assert not (source / "out").exists()
+    (source / "in" / name).unlink()
+    write_lines(source / "in" / "b.jsonl", TEXTS)
+    run(source)
 
 
 @pytest.mark.slow
