@@ -55,7 +55,7 @@ def published_name(name: str) -> str | None:
 def stack_tensor_plan(stack: Stack, name: str) -> dict[str, str]:
     """Return how the layers of an encoder or a decoder, `name`, are split."""
     layers = f"{name}.layers.*."
-    plan = {}
+    plan: dict[str, str] = {}
     for attention in ("attention", "cross_attention") if stack.is_decoder else ("attention",):
         plan |= {f"{layers}{attention}.{letter}_proj": "colwise" for letter in "qkv"}
         plan[f"{layers}{attention}.o_proj"] = "rowwise"
