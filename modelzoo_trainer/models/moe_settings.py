@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
 from modelzoo_trainer.constraints import NonNegativeFloat, NonNegativeSize, Size, checked
@@ -56,7 +55,7 @@ class MoeParams(TypedDict, total=False):
         moe_implementation: Accepted for compatibility; no effect.
     """
 
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]  # `read_moe` refuses them
+    __pydantic_config__ = {"extra": "allow"}  # type: ignore[misc]  # noqa: RUF012
 
     num_experts: NonNegativeSize
     top_k: Size

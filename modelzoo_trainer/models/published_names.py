@@ -1,8 +1,9 @@
-"""The names of a decoder's parameters in the Cerebras Model Zoo, for globs in published files."""
+"""The names of parameters in the Cerebras Model Zoo, for globs in published files."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 _NAMES: Final = {
@@ -32,7 +33,16 @@ def published_name(name: str) -> str | None:
 
     `name`: as of `named_parameters()`.
     """
-    for pattern, published in _NAMES.items():
+    return renamed(name, _NAMES)
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str | None:
+    """Return the published name of a parameter, None if it has none.
+
+    `names`: Patterns of the beginning of a name here, each with its published replacement, without
+    the leading `model.`.
+    """
+    for pattern, published in names.items():
         found = re.match(pattern, name)
         if found is not None:
             return f"model.{found.expand(published)}{name[found.end() :]}"

@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from math import inf
 from typing import Any, Protocol
 
-from pydantic import ConfigDict
 from torch import nn
 from typing_extensions import TypedDict
 
@@ -111,7 +110,7 @@ class ParamFilter(TypedDict):
         tag: Tag of these parameters, for schedules.
     """
 
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]  # refused below
+    __pydantic_config__ = {"extra": "allow"}  # type: ignore[misc]  # noqa: RUF012
 
     params: str | list[str]
     tag: str

@@ -133,7 +133,7 @@ class Mode(Protocol):
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None: ...
 
     def encode(self, documents: Sequence[Document], length: int, stats: Stats) -> Tokens | Rows:
-        """Return what becomes of the documents of a unit that belong to one stream.
+        """Return the tokens or rows of the documents of a unit that belong to one stream.
 
         Args:
             documents: In the order of the input; their texts are normalized.

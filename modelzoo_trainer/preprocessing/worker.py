@@ -29,7 +29,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class Result(NamedTuple):
-    """What became of a unit."""
+    """The tokens or rows of a unit."""
 
     number: int
     streams: dict[int, Packed]

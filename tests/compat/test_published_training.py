@@ -163,7 +163,6 @@ def test_the_run_is_short_and_the_file_unchanged() -> None:
 
 @pytest.mark.slow
 def test_files_are_trained_killed_and_resumed(tmp_path, capsys, monkeypatch) -> None:
-    pytest.importorskip("h5py", reason="the extra hdf5")
     files = tmp_path / "files"
     files.mkdir()
     (files / "a.yaml").write_text(FILE)

@@ -27,8 +27,6 @@ SMALL = [
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", VOCAB_SIZES)
 def test_two_sharded_processes_learn_text_as_one_does(tmp_path: Path, kind: str) -> None:
-    pytest.importorskip("tokenizers")
-    pytest.importorskip("h5py")
     size = VOCAB_SIZES[kind]
     write_corpus(tmp_path, size, max_bytes=300_000)
     write_rows(tmp_path, 64)

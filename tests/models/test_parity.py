@@ -314,7 +314,7 @@ CASES = {
 
 def make_theirs(case: Case, dtype: torch.dtype) -> Any:
     """Return their model in eval mode, with random weights, norms near 1 and biases not 0."""
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     config_class = getattr(transformers, case.kind.split("LMHead")[0].split("For")[0] + "Config")
     model: Any = getattr(transformers, case.kind)(config_class(**{**THEIR_SIZES, **case.config}))
     generator = torch.Generator().manual_seed(1)

@@ -50,7 +50,7 @@ def translated(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def pair(case: str, kind: str) -> tuple[nn.Module, Bert]:
     """Return their model and ours, in eval mode and float64, with the same weights."""
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     settings: dict[str, Any] = {**SIZES, **CASES[case]}
     is_roberta = bool(settings.get("disable_nsp"))
     offset = settings.get("pad_token_id", 0) + 1 if is_roberta else 0

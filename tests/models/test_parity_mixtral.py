@@ -17,7 +17,7 @@ HALVES = {"gate": slice(None, FILTER), "up": slice(FILTER, None)}  # of their fu
 
 def make(over: str) -> tuple[Any, Gpt2]:
     """Return their model and ours with the same random weights."""
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     torch.manual_seed(0)
     theirs = transformers.MixtralForCausalLM(
         transformers.MixtralConfig(

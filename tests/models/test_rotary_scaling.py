@@ -161,7 +161,7 @@ def test_yarn_needs_a_base_above_one() -> None:
 
 
 def their_angles(kind: str, length: int, **rope: Any) -> tuple[Tensor, Tensor]:
-    reason = "a stage of CI installs it"
+    reason = "needs transformers"
     transformers = pytest.importorskip("transformers", reason=reason)
     modeling = pytest.importorskip("transformers.models.llama.modeling_llama", reason=reason)
     config = transformers.LlamaConfig(

@@ -342,6 +342,7 @@ def test_a_bias_of_the_scores_is_counted(figures: Measure) -> None:
     longer = (
         "init.model.max_position_embeddings=256",
         "fit.train_dataloader.max_sequence_length=256",
+        "init.model.rotary_dim=null",
     )
     plain = figures(1, *longer, "init.model.position_embedding_type=null")
     found = figures(1, *longer, "init.model.position_embedding_type=alibi")

@@ -131,7 +131,7 @@ def test_rows_of_parquet_are_read_by_group(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_dataset_of_hugging_face_is_read_by_rows(tmp_path) -> None:
-    datasets = pytest.importorskip("datasets", reason="a stage of CI installs it")
+    datasets = pytest.importorskip("datasets", reason="needs datasets")
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(str(tmp_path / "saved"))
     found = read(tmp_path / "saved", data={"type": "huggingface", "split": "train"})
     assert texts_of(found) == TEXTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,6 +9,7 @@ from modelzoo_trainer.models.bert.encoder import Encoder
 from modelzoo_trainer.models.bert.settings import EncoderSettings
 from modelzoo_trainer.models.feed_forward import GATED
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup
+from modelzoo_trainer.models.published_names import renamed
 
 _LAYER: Final = r"encoder\.layers\.(\d+)\."
 _THEIR_LAYER: Final = r"bert_encoder.transformer_encoder.layers.\1."
@@ -39,11 +39,7 @@ def published_name(name: str) -> str | None:
 
     `name`: as of `named_parameters()`.
     """
-    for pattern, published in _NAMES.items():
-        found = re.match(pattern, name)
-        if found is not None:
-            return f"model.{found.expand(published)}{name[found.end() :]}"
-    return None
+    return renamed(name, _NAMES)
 
 
 def encoder_tensor_plan(encoder: Encoder) -> dict[str, str]:
