@@ -38,6 +38,8 @@ def translated(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         elif inner.startswith("block."):
             number, _, part = inner.removeprefix("block.").partition(".")
             yield f"{stack}.layers.{number}.{layer_name(part, stack)}.weight", value
+        else:
+            raise AssertionError(name)
 
 
 def layer_name(part: str, stack: str) -> str:
@@ -54,9 +56,13 @@ def layer_name(part: str, stack: str) -> str:
     return NAMES[".".join(part.split(".")[2:])]
 
 
-def pair(is_tied: bool, feed_forward: str) -> tuple[nn.Module, T5]:
+V1, V1_1 = (True, "relu", "relu"), (False, "gated-gelu", "geglu")
+"""Tied output layer, their feed-forward network, ours."""
+
+
+def pair(is_tied: bool, theirs_is: str, ours_is: str, **changes: Any) -> tuple[nn.Module, T5]:
     """Return their model and ours, in eval mode and float64, with the same weights."""
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = transformers.T5Config(
         vocab_size=51,
         d_model=32,
@@ -66,15 +72,17 @@ def pair(is_tied: bool, feed_forward: str) -> tuple[nn.Module, T5]:
         num_decoder_layers=3,
         num_heads=4,
         layer_norm_epsilon=1e-5,
-        feed_forward_proj=feed_forward,
-        tie_word_embeddings=is_tied,
+        feed_forward_proj=theirs_is,
         attn_implementation="eager",
     )
-    config.scale_decoder_outputs = is_tied
+    # Their constructor ties the weights of T5 v1.1 as well, unlike the checkpoints of its authors.
+    config.scale_decoder_outputs = config.tie_word_embeddings = is_tied
+    if ours_is == "geglu":
+        config.dense_act_fn = "gelu"  # exact, as in the Model Zoo; theirs is gelu_new
     theirs = transformers.T5ForConditionalGeneration(config).double().eval()
-    settings: dict[str, Any] = {**SIZES, "decoder_num_hidden_layers": 3}
-    nonlinearity = {"relu": "relu", "gated-silu": "swiglu"}[feed_forward]
-    ours = T5(**settings, encoder_nonlinearity=nonlinearity, share_embedding_weights=is_tied)
+    theirs.encoder.embed_tokens = theirs.decoder.embed_tokens = theirs.shared
+    settings: dict[str, Any] = {**SIZES, "decoder_num_hidden_layers": 3, **changes}
+    ours = T5(**settings, encoder_nonlinearity=ours_is, share_embedding_weights=is_tied)
     ours = ours.double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -89,9 +97,21 @@ def pair(is_tied: bool, feed_forward: str) -> tuple[nn.Module, T5]:
     return theirs, ours
 
 
-@pytest.mark.parametrize(("is_tied", "feed_forward"), [(True, "relu"), (False, "gated-silu")])
-def test_logits_and_gradients_are_those_of_transformers(is_tied: bool, feed_forward: str) -> None:
-    theirs, ours = pair(is_tied, feed_forward)
+def assert_same_gradients(theirs: nn.Module, ours: T5) -> None:
+    grads = {name: param.grad for name, param in theirs.named_parameters()}
+    found = dict(translated(grads))
+    assert found.keys() == dict(ours.named_parameters()).keys()
+    for name, expected in found.items():
+        size = max(expected.abs().max().item(), 1.0)
+        torch.testing.assert_close(
+            ours.get_parameter(name).grad, expected, rtol=0, atol=1e-4 * size
+        )
+
+
+@pytest.mark.parametrize("case", [V1, V1_1, (True, "gated-silu", "swiglu")])
+def test_logits_and_gradients_are_those_of_transformers(case: tuple[bool, str, str]) -> None:
+    theirs, ours = pair(*case)
+    assert ("lm_head.weight" in dict(ours.named_parameters())) != case[0]
     batch = batch_of()
     mask = batch["decoder_attention_mask"]
     keys = ("input_ids", "attention_mask", "decoder_input_ids")
@@ -101,9 +121,40 @@ def test_logits_and_gradients_are_those_of_transformers(is_tied: bool, feed_forw
     torch.testing.assert_close(found["logits"], output.logits, rtol=0, atol=1e-5)
     assert found["lm_loss"].item() == pytest.approx(output.loss.item(), rel=1e-5)
     torch.autograd.backward([output.logits.square().sum(), found["logits"].square().sum()])
-    grads = {name: param.grad for name, param in theirs.named_parameters()}
-    for name, expected in translated(grads):
-        size = max(expected.abs().max().item(), 1.0)
-        torch.testing.assert_close(
-            ours.get_parameter(name).grad, expected, rtol=0, atol=1e-4 * size
-        )
+    assert_same_gradients(theirs, ours)
+
+
+def test_a_mask_of_the_outputs_changes_no_logits_that_count() -> None:
+    theirs, ours = pair(*V1)
+    batch = batch_of()
+    counts = batch["decoder_attention_mask"] != 0
+    keys = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    expected = theirs(**{key: batch[key] for key in keys}).logits[counts]
+    torch.testing.assert_close(ours(batch)["logits"][counts], expected, rtol=0, atol=1e-5)
+
+
+def test_relative_positions_beyond_the_last_bucket_are_those_of_transformers() -> None:
+    longest = {"src_max_position_embeddings": 150, "tgt_max_position_embeddings": 140}
+    theirs, ours = pair(*V1, **longest)
+    batch = batch_of(2, 150, 140)
+    keys = ("input_ids", "attention_mask", "decoder_input_ids")
+    output = theirs(**{key: batch[key] for key in keys})
+    found = ours(batch)
+    torch.testing.assert_close(found["logits"], output.logits, rtol=0, atol=1e-5)
+    torch.autograd.backward([output.logits.square().mean(), found["logits"].square().mean()])
+    assert_same_gradients(theirs, ours)
+
+
+def test_a_smoothed_loss_and_its_gradients_are_those_of_transformers() -> None:
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    theirs, ours = pair(*V1, label_smoothing=0.1, mlm_loss_scaling="num_masked", dropout_rate=0.0)
+    batch = batch_of()
+    labels = torch.where(batch["decoder_attention_mask"] != 0, batch["labels"], -100)
+    keys = ("input_ids", "attention_mask", "decoder_input_ids")
+    output = theirs(**{key: batch[key] for key in keys})
+    expected = LabelSmoother(epsilon=0.1)(output, labels)
+    found = ours.train()(batch)["loss"]
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.autograd.backward([expected, found])
+    assert_same_gradients(theirs, ours)
