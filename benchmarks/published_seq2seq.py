@@ -86,7 +86,8 @@ def write_text(loader: Plain, tokens: list[int]) -> None:
 
 
 def _has_spans(loader: Plain) -> bool:
-    return loader["data_processor"].lower().startswith("t5")
+    name: str = loader["data_processor"]
+    return name.lower().startswith("t5")
 
 
 def _set(given: Plain, new: Plain) -> None:

@@ -132,7 +132,10 @@ def test_every_scaling_of_the_loss_follows_its_formula(caplog) -> None:
     assert not caplog.messages
     torch.testing.assert_close(loss("precomputed_num_masked"), (losses.sum() / 4, 4))
     torch.testing.assert_close(loss("batch_size", loss_weight=weight)[0], losses.sum() / 4)
-    without, unused = caplog.messages
+    model = make("t5", mlm_loss_scaling="precomputed_num_masked", lm_loss_weight=0.3)
+    model(batch | {"loss_weight": weight})
+    without, unused, alone = caplog.messages
+    assert "lm_loss_weight (0.3) has no effect" in alone
     assert "precomputed_num_masked" in without
     assert "dynamic_loss_weight: true" in without
     assert "no effect" in unused

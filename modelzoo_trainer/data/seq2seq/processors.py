@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,10 @@ _NO_EFFECT: Final = {
 }
 _SHORTEST_INPUT: Final = 3
 _NUM_PACKED: Final = 128
+_NUM_LOOKED_AT: Final = 100  # lines, and tokens of a line
+_MOST_UNKNOWN: Final = 0.5  # share of the tokens
+
+log = logging.getLogger("modelzoo_trainer.data")
 
 
 class SpanOptions(NamedTuple):
@@ -135,6 +140,7 @@ class SequencePairProcessor(StreamProcessor):
             raise ConfigError(f"{owner}.src_data_dir is empty. Give a folder, or a list of them.")
         spans = SpanOptions(num_documents_to_concatenate if pack_sequences else 1, seed)
         self.dataset = self.load(folders, vocabulary, layout, spans)
+        _warn_of_unknown(self.dataset)
         self.members = [Member(0, len(self.dataset), len(self.dataset))]
 
     @event("load")
@@ -361,7 +367,38 @@ class TransformerDynamicDataProcessor(SequencePairProcessor):
 def _place_of(name: str, folder: str) -> str:
     """Return the path of a file that `meta.dat` names."""
     path = Path(name).expanduser()
-    return str(path if path.exists() else Path(folder).expanduser() / path)
+    inside = Path(folder).expanduser() / path
+    if not path.exists():
+        return str(inside)
+    if inside.exists() and not inside.samefile(path):
+        log.warning(
+            "%s is in the working directory and in %s; that of the working directory is used. "
+            "Write an absolute path in %s for the other one.",
+            name,
+            folder,
+            META,
+        )
+    return str(path)
+
+
+def _warn_of_unknown(dataset: PairRows) -> None:
+    """Warn if the vocabulary lacks most pieces at the start of a text."""
+    vocabulary = dataset.vocabulary
+    for lines in dataset.lines:
+        pieces: list[str] = []
+        for number in range(min(len(lines), _NUM_LOOKED_AT)):
+            pieces += vocabulary.pieces_of(lines.read([number])[0])[:_NUM_LOOKED_AT]
+        unknown = vocabulary.num_unknown(pieces)
+        if unknown > len(pieces) * _MOST_UNKNOWN:
+            log.warning(
+                "%s: %d of its first %d tokens are not in the vocabulary %s, as %s, and get the id "
+                "of oov_token. The text must consist of tokens of that file, with blanks between.",
+                lines.files[0].path,
+                unknown,
+                len(pieces),
+                vocabulary.path,
+                next(repr(one) for one in pieces if vocabulary.num_unknown([one])),
+            )
 
 
 def _pad_id(vocabulary: Vocabulary, given: int | str | None, argument: str, default: int) -> int:

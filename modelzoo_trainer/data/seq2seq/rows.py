@@ -83,7 +83,7 @@ class PairRows(BatchDataset):
         self.vocabulary = vocabulary
         self.layout = layout
         self.lines = tuple(lines)
-        self.fingerprint = fingerprint_of(lines, vocabulary.size, layout)
+        self.fingerprint = fingerprint_of(lines, vocabulary.size, vocabulary.digest, layout)
         """A number that changes with the files and the vocabulary."""
         self._epoch = 0
 
@@ -175,7 +175,7 @@ class SpanRows(PairRows):
             )
 
     def __len__(self) -> int:
-        return int(self._sample_ends[-1])
+        return int(self._sample_ends[-1]) if len(self._sample_ends) else 0
 
     @override
     def _row(self, index: int) -> tuple[Tokens, Tokens]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -152,7 +153,7 @@ class TextLines:
         """Return lines by their numbers.
 
         Raises:
-            ConfigError: If a file cannot be read.
+            ConfigError: If a file cannot be read, or has changed since it was indexed.
         """
         texts = []
         for line in lines:
@@ -162,6 +163,7 @@ class TextLines:
             start, stop = (int(one) for one in file.starts[within : within + 2])
             try:
                 with open(file.path, "rb") as opened:
+                    _check_unchanged(file, os.fstat(opened.fileno()))
                     opened.seek(start)
                     found = opened.read(stop - start)
             except OSError as error:
@@ -180,18 +182,22 @@ class TextLines:
                 found = Path(file.path).stat()
             except OSError as error:
                 raise ConfigError(f"{file.path} cannot be read: {reason_of(error)}.") from error
-            if (found.st_size, found.st_mtime_ns) != (file.size, file.mtime_ns):
-                raise ConfigError(
-                    f"{file.path} has changed since the run began. Restore it, or start the run "
-                    f"again."
-                )
+            _check_unchanged(file, found)
+
+
+def _check_unchanged(file: TextFile, found: os.stat_result) -> None:
+    if (found.st_size, found.st_mtime_ns) != (file.size, file.mtime_ns):
+        raise ConfigError(
+            f"{file.path} has changed since the run began. Restore it, or start the run again."
+        )
 
 
 def fingerprint_of(lines: Iterable[TextLines], *others: object) -> int:
-    """Return a number that changes with names, sizes and lines of files, and with `others`."""
+    """Return a number that changes with names, sizes and pieces of files, and with `others`."""
     digest = hashlib.blake2b(repr(others).encode(), digest_size=_DIGEST_BYTES)
     for one in lines:
         for file in one.files:
             name = Path(file.path).name
-            digest.update(repr((name, file.size, len(file.num_pieces))).encode())
+            digest.update(repr((name, file.size)).encode())
+            digest.update(file.num_pieces.astype("<i8").tobytes())
     return int.from_bytes(digest.digest(), "big")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -27,7 +28,9 @@ class Vocabulary:
     def __init__(self, path: str, *, extra_ids: int, lower: bool, unknown: str) -> None:
         self.path = path
         self.lower = lower
-        self._ids, num = _read(path, lower=lower)
+        text = _text_of(path)
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+        self._ids, num = _ids_of(text, path, lower=lower)
         self.size = num + extra_ids
         self._unknown = self.id_of(unknown, "oov_token")
 
@@ -50,18 +53,26 @@ class Vocabulary:
         ids, unknown = self._ids, self._unknown
         return np.fromiter((ids.get(piece, unknown) for piece in pieces), dtype=np.int32)
 
+    def num_unknown(self, pieces: Iterable[str]) -> int:
+        """Return how many of the pieces the vocabulary lacks."""
+        return sum(piece not in self._ids for piece in pieces)
+
     def pieces_of(self, line: str) -> list[str]:
         """Return the pieces of a line, which blanks separate."""
         return (line.lower() if self.lower else line).split()
 
 
-def _read(path: str, *, lower: bool) -> tuple[Mapping[str, int], int]:
+def _text_of(path: str) -> str:
     try:
-        text = Path(path).expanduser().read_text("utf-8")
+        return Path(path).expanduser().read_text("utf-8-sig")  # without a byte order mark
     except OSError as error:
         raise ConfigError(f"src_vocab_file {path!r} cannot be read: {reason_of(error)}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"src_vocab_file {path!r} is not UTF-8 text: {error}.") from error
+
+
+def _ids_of(text: str, path: str, *, lower: bool) -> tuple[Mapping[str, int], int]:
+    """Return the id of each piece, and the number of ids."""
     ids: dict[str, int] = {}
     lines = text.removesuffix("\n").split("\n") if text else []
     for number, line in enumerate(lines):

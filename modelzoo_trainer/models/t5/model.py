@@ -200,10 +200,18 @@ class T5(T5Settings, nn.Module):
 
     def _say_which_weight(self, *, has_weight: bool) -> None:
         """Log once if the data and the scaling of the loss do not fit."""
-        if self._has_said or has_weight == (self.mlm_loss_scaling == "precomputed_num_masked"):
+        uses_weight = self.mlm_loss_scaling == "precomputed_num_masked"
+        is_unused = has_weight and uses_weight and self.lm_loss_weight != 1
+        if self._has_said or (has_weight == uses_weight and not is_unused):
             return
         self._has_said = True
-        if has_weight:
+        if is_unused:
+            log.info(
+                "lm_loss_weight (%s) has no effect: mlm_loss_scaling: precomputed_num_masked uses "
+                "loss_weight of the batch (dynamic_loss_weight) instead.",
+                self.lm_loss_weight,
+            )
+        elif has_weight:
             log.info(
                 "loss_weight of the batch (dynamic_loss_weight) has no effect with "
                 "mlm_loss_scaling: %s; precomputed_num_masked uses it.",

@@ -351,8 +351,9 @@ def test_a_vocabulary_with_a_piece_twice_is_refused(vocabulary: str, documents: 
         spans(vocabulary, documents)
 
 
-def test_documents_without_two_tokens_are_an_error(vocabulary: str, documents: str) -> None:
-    (Path(documents) / "a.txt").write_text("w1\n")
+@pytest.mark.parametrize("text", ["w1\n", "\n", ""])
+def test_documents_without_two_tokens_are_an_error(vocabulary, documents, text) -> None:
+    (Path(documents) / "a.txt").write_text(text)
     (Path(documents) / "meta.dat").write_text("a.txt 1\n")
     with pytest.raises(ConfigError, match="no document"):
         spans(vocabulary, documents)
@@ -366,6 +367,65 @@ def test_a_file_that_changes_in_a_run_is_an_error(vocabulary: str, documents: st
         dataset.set_epoch(1)
     (Path(documents) / "meta.dat").write_text("a.txt 3\nb.txt 1\n")
     assert spans(vocabulary, documents).dataset.fingerprint != before
+
+
+def test_a_file_that_changes_in_an_epoch_is_an_error(vocabulary: str, documents: str) -> None:
+    dataset = spans(vocabulary, documents).dataset
+    (Path(documents) / "a.txt").write_text("w1 w2 w3 w4\n")
+    with pytest.raises(ConfigError, match=r"a\.txt has changed"):
+        dataset.__getitems__([0])
+
+
+def test_another_order_of_the_vocabulary_is_other_data(vocabulary: str, documents: str) -> None:
+    before = spans(vocabulary, documents).dataset.fingerprint
+    assert spans(vocabulary, documents).dataset.fingerprint == before
+    Path(vocabulary).write_text("\n".join(SPECIAL + WORDS[::-1]) + "\n")
+    assert spans(vocabulary, documents).dataset.fingerprint != before
+
+
+def test_another_split_of_a_text_is_other_data(vocabulary: str, documents: str) -> None:
+    before = spans(vocabulary, documents).dataset.fingerprint
+    (Path(documents) / "b.txt").write_text(f"{words(*range(20, 53))}\n\n")  # as many bytes, lines
+    assert spans(vocabulary, documents).dataset.fingerprint != before
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_text_that_the_vocabulary_lacks_is_reported(vocabulary, pairs, number, caplog) -> None:
+    path = Path(pairs) / ("a.src", "a.tgt")[number]
+    path.write_text("The quick w1\n" * 5)
+    translation(vocabulary, pairs)
+    (message,) = [one for one in caplog.messages if "not in the vocabulary" in one]
+    facts = [str(path), "10 of its first 15", vocabulary, "'The'"]
+    assert all(fact in message for fact in facts)
+
+
+def test_text_of_which_half_is_unknown_is_not_reported(vocabulary, pairs, caplog) -> None:
+    (Path(pairs) / "a.src").write_text("The w1\n" * 5)
+    translation(vocabulary, pairs)
+    assert not any("not in the vocabulary" in one for one in caplog.messages)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_vocabulary(vocabulary: str, documents: str) -> None:
+    expected = rows_of(spans(vocabulary, documents).dataset)
+    Path(vocabulary).write_bytes(b"\xef\xbb\xbf" + Path(vocabulary).read_bytes())
+    assert rows_of(spans(vocabulary, documents).dataset) == expected
+
+
+def test_two_files_that_a_name_may_mean_are_reported(
+    vocabulary, pairs, tmp_path, caplog, monkeypatch
+) -> None:
+    monkeypatch.chdir(pairs)
+    translation(vocabulary, pairs)
+    assert not any("working directory" in one for one in caplog.messages)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.src").write_text("w1 w2\n" * 5)
+    monkeypatch.chdir(other)
+    found = translation(vocabulary, pairs)
+    (message,) = [one for one in caplog.messages if "working directory" in one]
+    assert message.startswith("a.src ")
+    assert pairs in message
+    assert rows_of(found.dataset)[0][0] == [5, 6]
 
 
 def test_a_vocabulary_that_the_model_lacks_is_refused(vocabulary: str, documents: str) -> None:
