@@ -1,4 +1,4 @@
-"""Rows for published dataloaders, scaled down: bytes of the text of Python's standard library."""
+"""Data for published dataloaders, scaled down: bytes of the text of Python's standard library."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import published_seq2seq
+from benchmarks.published_preprocessed import write_rows
 from benchmarks.published_scaling import BATCH, LENGTH, STEPS
 
 END: Final = 256
@@ -39,55 +40,22 @@ def write_data(loader: dict[str, Any]) -> None:
 
 
 def _write_folder(folder: Path, loader: dict[str, Any], number: int) -> None:
+    if loader.get("max_sequence_length"):
+        _write_corpus(folder, number)
+    else:
+        write_rows(folder, loader, number)
+
+
+def _write_corpus(folder: Path, number: int) -> None:
+    """Write a stream of tokens, which is cut where it is read."""
     import h5py
 
     folder.mkdir(parents=True, exist_ok=True)
     for part in range(_NUM_FILES):
         start = (number * _NUM_FILES + part) * _NUM_ROWS // _NUM_FILES
         with h5py.File(folder / f"data_{part}.h5", "w") as file:
-            if loader.get("max_sequence_length"):  # a stream of tokens, cut where it is read
-                num = _NUM_ROWS // _NUM_FILES * LENGTH + 1
-                file["data"] = _tokens(start * LENGTH, num).astype(np.uint16)
-                continue
-            rows = _rows(loader, start, _NUM_ROWS // _NUM_FILES)
-            chunk = (1, *rows.shape[1:])
-            file.create_dataset("data", data=rows, chunks=chunk, compression="gzip")
-            file.attrs["n_examples"] = len(rows)
-
-
-def _rows(loader: dict[str, Any], start: int, num: int) -> NDArray[np.int32]:
-    """Return `num` rows from row `start` of the text on: (num, features, LENGTH)."""
-    tokens = _tokens(start * LENGTH, num * LENGTH + 1)
-    inputs = tokens[:-1].reshape(num, LENGTH)
-    labels = tokens[1:].reshape(num, LENGTH)
-    mask = np.ones_like(inputs)
-    if "Dpo" in loader["data_processor"]:
-        return _pairs(inputs, labels, mask)
-    features = [inputs, mask, labels]
-    if loader.get("use_vsl"):
-        features += _documents(num)
-    return np.stack(features, axis=1).astype(np.int32)
-
-
-def _pairs(inputs: Any, labels: Any, mask: Any) -> NDArray[np.int32]:
-    """Return rows whose second answer is the first one backwards; prompts are not counted."""
-    prompt = LENGTH // 4
-    worse, worse_labels = inputs.copy(), labels.copy()
-    worse[:, prompt:] = inputs[:, prompt:][:, ::-1]
-    worse_labels[:, prompt - 1 : -1] = worse[:, prompt:]
-    targets = [
-        np.where(np.arange(LENGTH) < prompt - 1, -100, one) for one in (labels, worse_labels)
-    ]
-    features = [inputs, mask, targets[0], worse, mask, targets[1]]
-    return np.stack(features, axis=1).astype(np.int32)
-
-
-def _documents(num: int) -> list[NDArray[np.int32]]:
-    """Return attention spans and position ids of rows of two documents each."""
-    lengths = (LENGTH // 3, LENGTH - LENGTH // 3)
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    spans = np.concatenate([np.arange(length)[::-1] for length in lengths])
-    return [np.broadcast_to(one, (num, LENGTH)).astype(np.int32) for one in (spans, positions)]
+            num = _NUM_ROWS // _NUM_FILES * LENGTH + 1
+            file["data"] = _tokens(start * LENGTH, num).astype(np.uint16)
 
 
 def _tokens(start: int, num: int) -> NDArray[np.int32]:

@@ -22,7 +22,7 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | seed | 1 where there is none |
 | sparsity | updates every 4 steps |
 | workers of dataloaders | none: starting them takes longer than the run |
-| data | rows of the text of Python's standard library |
+| data | the text of Python's standard library |
 """
 
 from __future__ import annotations
