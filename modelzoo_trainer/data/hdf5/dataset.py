@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelzoo_trainer.data.hdf5.files import (
-    DATASET,
     FolderState,
     RowFiles,
     find_files,
@@ -15,7 +14,6 @@ from modelzoo_trainer.data.hdf5.files import (
     read_header,
 )
 from modelzoo_trainer.data.hdf5.rows import (
-    FEATURES,
     CorpusRows,
     HDF5Rows,
     MappedRows,
@@ -26,6 +24,7 @@ from modelzoo_trainer.data.hdf5.selection import Run, Source, runs_of, shares_of
 from modelzoo_trainer.data.hdf5.transforms import Transform
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, FEATURES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

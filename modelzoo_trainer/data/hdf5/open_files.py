@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from modelzoo_trainer.data.hdf5.files import DATASET, Layout, RowFile, h5py_module
+from modelzoo_trainer.data.hdf5.files import Layout, RowFile, h5py_module
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET
 
 NUM_OPEN: Final = 128
 _MOST_INDEXED: Final = 4_000_000  # rows, of 16 bytes each
