@@ -32,6 +32,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from benchmarks import published_seq2seq
+
 Plain = dict[str, Any]
 
 LENGTH: Final = 64
@@ -98,6 +100,9 @@ def _copied(value: Any) -> Any:
 
 def _scale_models(model: Plain, num_sinks: int) -> Factors:
     """Scale a model, and the models inside it, in place."""
+    if published_seq2seq.is_seq2seq(model):
+        published_seq2seq.scale_model(model)
+        return Factors()
     found = Factors()
     for inner in [one for one in model.values() if isinstance(one, dict) and "name" in one]:
         if "hidden_size" in inner:
@@ -234,6 +239,8 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
     loader["num_workers"] = 0
     if "micro_batch_size" in loader:
         loader["micro_batch_size"] = _micro(loader["micro_batch_size"], old)
+    if published_seq2seq.is_seq2seq(loader):
+        published_seq2seq.scale_loader(loader, folder)
     if loader.get("max_sequence_length"):
         loader["max_sequence_length"] = LENGTH
     if loader.get("num_samples"):
