@@ -11,8 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import published_seq2seq
+from benchmarks.published_encoders import (
+    CSV_PROCESSORS,
+    write_csv,
+    write_labels,
+    write_masked,
+    write_vocabulary,
+)
 from benchmarks.published_preprocessed import write_rows
-from benchmarks.published_scaling import BATCH, LENGTH, STEPS
+from benchmarks.published_scaling import BATCH, LABELS, LENGTH, STEPS
 
 END: Final = 256
 """The token at the end of a document; the others are bytes."""
@@ -32,6 +39,8 @@ def write_data(loader: dict[str, Any]) -> None:
         text = _text()
         published_seq2seq.write_text(loader, text[text != END][: _NUM_ROWS * LENGTH].tolist())
         return
+    if loader.get("vocab_file"):
+        write_vocabulary(Path(loader["vocab_file"]))
     members = loader.get("mixture") or [loader]
     for member in members:
         folders = member["data_dir"]
@@ -40,10 +49,26 @@ def write_data(loader: dict[str, Any]) -> None:
 
 
 def _write_folder(folder: Path, loader: dict[str, Any], number: int) -> None:
-    if loader.get("max_sequence_length"):
+    if "Bert" in loader["data_processor"]:
+        _write_encoder_rows(folder, loader, number)
+    elif loader.get("max_sequence_length"):
         _write_corpus(folder, number)
     else:
         write_rows(folder, loader, number)
+
+
+def _write_encoder_rows(folder: Path, loader: dict[str, Any], number: int) -> None:
+    """Write CSV or HDF5 files of rows whose tokens are bytes, or made of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    processor, per_file = loader["data_processor"], _NUM_ROWS // _NUM_FILES
+    firsts = [(number * _NUM_FILES + part) * per_file for part in range(_NUM_FILES)]
+    parts = [_tokens(one * LENGTH, per_file * LENGTH).reshape(-1, LENGTH) for one in firsts]
+    if processor in CSV_PROCESSORS:
+        write_csv(folder, parts, processor)
+        write_labels(folder.parent / LABELS)
+        return
+    for part, rows in enumerate(parts):
+        write_masked(folder / f"data_{part}.h5", rows, vsl=bool(loader.get("use_vsl")))
 
 
 def _write_corpus(folder: Path, number: int) -> None:
@@ -66,7 +91,8 @@ def _tokens(start: int, num: int) -> NDArray[np.int32]:
 
 @cache
 def _text() -> NDArray[np.int32]:
-    parts = []
+    parts: list[NDArray[np.int32]] = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:_NUM_DOCUMENTS]:
-        parts += [np.frombuffer(path.read_bytes(), np.uint8).astype(np.int32), [END]]
-    return np.concatenate(parts).astype(np.int32)
+        parts.append(np.frombuffer(path.read_bytes(), np.uint8).astype(np.int32))
+        parts.append(np.array([END], np.int32))
+    return np.concatenate(parts)

@@ -11,6 +11,17 @@ _SEQ2SEQ: Final = "modelzoo_trainer.data.seq2seq.processors"
 
 PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "BertCSVDataProcessor": "modelzoo_trainer.data.csv.bert:BertCSVDataProcessor",
+        "BertCSVDynamicMaskDataProcessor": (
+            "modelzoo_trainer.data.csv.bert:BertCSVDynamicMaskDataProcessor"
+        ),
+        "BertHDF5DataProcessor": "modelzoo_trainer.data.hdf5.bert:BertHDF5DataProcessor",
+        "BertSumCSVDataProcessor": (
+            "modelzoo_trainer.data.csv.summarization:BertSumCSVDataProcessor"
+        ),
+        "BertTokenClassifierDataProcessor": (
+            "modelzoo_trainer.data.csv.token_labels:BertTokenClassifierDataProcessor"
+        ),
         "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",

@@ -16,6 +16,10 @@ _T5: Final = "modelzoo_trainer.models.t5.model:T5"
 MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "bert": "modelzoo_trainer.models.bert.pretraining:Bert",
+        "bert/classifier": "modelzoo_trainer.models.bert.classifier:BertClassifier",
+        "bert/extractive_summarization": "modelzoo_trainer.models.bert.token_heads:BertSummarizer",
+        "bert/token_classifier": "modelzoo_trainer.models.bert.token_heads:BertTokenClassifier",
+        "esm2": "modelzoo_trainer.models.bert.esm2:Esm2",
         "dpo": "modelzoo_trainer.models.dpo:Dpo",
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
         "gpt2": _GPT2,

@@ -239,7 +239,8 @@ def test_the_schema_is_one_of_draft_2020_12(shipped):
 def test_every_reference_leads_to_a_definition_and_every_definition_is_in_use(shipped):
     text = json.dumps(shipped.schema)
     referred = {part.partition('"')[0] for part in text.split('"$ref": "#/$defs/')[1:]}
-    assert referred == set(shipped.schema["$defs"])
+    pointers = {one.replace("/", "~1") for one in shipped.schema["$defs"]}
+    assert referred == pointers
 
 
 def test_the_schema_is_the_same_every_time(shipped):
@@ -377,7 +378,7 @@ def test_no_value_that_the_shipped_classes_accept_is_refused_anywhere(shipped, v
 
 def test_a_model_that_is_not_known_may_have_any_argument(shipped):
     value = content_of(DIGITS)
-    value["trainer"]["init"]["model"] = {"name": "bert/classifier", "anything": [1]}
+    value["trainer"]["init"]["model"] = {"name": "dpr", "anything": [1]}
     value["trainer"]["fit"]["train_dataloader"] = {"data_processor": "Theirs", "anything": 1}
     assert complaints(shipped, value) == []
 

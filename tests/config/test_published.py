@@ -64,11 +64,14 @@ norm_first: null
 var_loss: false
 """
 H5_DATA = """\
-data_processor: BertHDF5DataProcessor
+data_processor: LlavaHDF5MapDataProcessor
 data_dir: [./a, ./b]
 batch_size: 64
 shuffle: true
 prefetch_factor: null
+img_data_dir: ./images
+image_data_size: [3, 8, 8]
+transforms: []
 """
 
 
@@ -149,7 +152,7 @@ def test_nothing_is_published_of_another_kind():
 
 def test_a_class_has_the_fields_of_the_one_it_is_like():
     bert = {name: one.parameter for name, one in published_fields("bert").items()}
-    esm2 = published_schema("model", "esm2").parameters
+    esm2 = {name: one.parameter for name, one in published_fields("esm2").items()}
     assert {name: parameter.annotation for name, parameter in bert.items()} == {
         name: esm2[name].annotation for name in bert
     }
@@ -205,7 +208,7 @@ def test_what_the_class_takes_is_accepted(kind, text):
             H5_DATA,
             "shuffle: true",
             "shufle: true",
-            "p.yaml:4:1: shufle: no such argument of BertHDF5DataProcessor. "
+            "p.yaml:4:1: shufle: no such argument of LlavaHDF5MapDataProcessor. "
             "Did you mean 'shuffle'?",
         ),
         (
@@ -228,7 +231,7 @@ def test_what_the_class_takes_is_accepted(kind, text):
             H5_DATA,
             "batch_size: 64\n",
             "",
-            "p.yaml:1:1: batch_size: missing; BertHDF5DataProcessor requires it (an integer).",
+            "p.yaml:1:1: batch_size: missing; LlavaHDF5MapDataProcessor requires it (an integer).",
         ),
     ],
 )

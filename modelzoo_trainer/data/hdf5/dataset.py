@@ -13,6 +13,7 @@ from modelzoo_trainer.data.hdf5.files import (
     fingerprint_of,
     read_header,
 )
+from modelzoo_trainer.data.hdf5.masked_rows import MaskedRows
 from modelzoo_trainer.data.hdf5.rows import (
     CorpusRows,
     HDF5Rows,
@@ -24,7 +25,7 @@ from modelzoo_trainer.data.hdf5.selection import Run, Source, runs_of, shares_of
 from modelzoo_trainer.data.hdf5.transforms import Transform
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.hdf5_format import DATASET, FEATURES
+from modelzoo_trainer.hdf5_format import DATASET, FEATURES, LABELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class RowOptions:
         seed: Of the transforms.
         num_samples: Samples of an epoch; None = all.
         map_fn: Makes a sample of an array of a file; None = its rows are the features.
+        has_labels: Whether the labels of masked tokens are in a dataset of their own.
     """
 
     max_sequence_length: int | None = None
@@ -48,6 +50,7 @@ class RowOptions:
     seed: int = 0
     num_samples: int | None = None
     map_fn: Callable[[Any], Any] | None = None
+    has_labels: bool = False
 
 
 def open_dataset(
@@ -95,6 +98,11 @@ def _corpus_length(files: RowFiles, options: RowOptions) -> int | None:
     path, shape, length = files.files[0].path, files.row_shape, options.max_sequence_length
     where = f"{path}: dataset {DATASET!r}"
     if not shape:
+        if options.has_labels:
+            raise ConfigError(
+                f"{where} is 1-D, a corpus of tokens, but masked tokens require samples. "
+                f"Preprocess the data with training_objective: mlm."
+            )
         if length is None:
             raise ConfigError(
                 f"{where} is 1-D, a corpus of tokens, which requires max_sequence_length: the "
@@ -125,7 +133,7 @@ def _other_features(where: str, num: int, options: RowOptions) -> ConfigError:
     names = ", ".join(options.features)
     if options.vsl:
         advice = "Remove use_vsl, or use data that was preprocessed with use_vsl."
-    elif num == 5:
+    elif num == len(options.features) + 2:
         advice = "If it was preprocessed with use_vsl, set use_vsl: true."
     else:
         advice = "Use data that was preprocessed for this processor."
@@ -153,6 +161,9 @@ def _dataset(
     files: RowFiles, segments: Segments, length: int | None, options: RowOptions
 ) -> HDF5Rows:
     more: dict[str, Any] = {"transforms": options.transforms, "seed": options.seed}
+    if options.has_labels:
+        labels = RowFiles.of([[read_header(one.path, LABELS) for one in files.files]])
+        return MaskedRows(files, labels, segments, features=options.features)
     if length is not None:
         found: HDF5Rows = CorpusRows(files, segments, length, **more)
     else:

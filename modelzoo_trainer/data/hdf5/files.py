@@ -49,6 +49,7 @@ class RowFile(NamedTuple):
         layout: How rows lie in the file.
         offset: Position of contiguous rows in the file.
         cache_bytes: Size of h5py's cache that avoids reading a chunk twice.
+        dataset: Name of the dataset in the file.
     """
 
     path: str
@@ -60,6 +61,7 @@ class RowFile(NamedTuple):
     layout: Layout
     offset: int
     cache_bytes: int
+    dataset: str = DATASET
 
 
 _DEFLATE, _SHUFFLE = 1, 2  # numbers of HDF5's filters
@@ -68,7 +70,7 @@ _LAYOUTS: Final = {
     (_SHUFFLE, _DEFLATE): Layout.SHUFFLED,
 }
 
-_HEADERS: Final[dict[str, RowFile]] = {}
+_HEADERS: Final[dict[tuple[str, str], RowFile]] = {}
 """Headers read by this process: a dataloader is created for each validation."""
 
 
@@ -162,21 +164,21 @@ def _unfinished(folder: str, argument: str) -> str:
     )
 
 
-def read_header(path: str) -> RowFile:
+def read_header(path: str, dataset: str = DATASET) -> RowFile:
     """Return what the header of a file says; of an unchanged file, it is read once in a process.
 
     Raises:
-        ConfigError: If the file cannot be read, or has no dataset of integers called `data`.
+        ConfigError: If the file cannot be read, or has no dataset of integers of this name.
     """
     real = os.path.abspath(os.path.expanduser(path))
     status = os.stat(real)
-    known = _HEADERS.get(real)
+    known = _HEADERS.get((real, dataset))
     if known is not None and (known.size, known.mtime_ns) == (status.st_size, status.st_mtime_ns):
         return known._replace(path=path)
     h5py = h5py_module()
     try:
         with h5py.File(real, "r", locking=False) as file:
-            found = _header(h5py, file, path, status)
+            found = _header(h5py, file, dataset, path, status)
     except ConfigError:
         raise
     except PermissionError as error:
@@ -188,22 +190,22 @@ def read_header(path: str) -> RowFile:
             f"{path}: the file cannot be read ({error}). It is damaged or truncated: copy or "
             f"create it again."
         ) from error
-    _HEADERS[real] = found
+    _HEADERS[real, dataset] = found
     return found
 
 
-def _header(h5py: Any, file: Any, path: str, status: os.stat_result) -> RowFile:
-    dataset = file.get(DATASET)
+def _header(h5py: Any, file: Any, name: str, path: str, status: os.stat_result) -> RowFile:
+    dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
-        names = ", ".join(repr(name) for name in file if name != DATASET) or "nothing else"
+        names = ", ".join(repr(one) for one in file if one != name) or "nothing else"
         raise ConfigError(
-            f"{path}: there is no dataset {DATASET!r}; the file has {names}. Remove it from the "
+            f"{path}: there is no dataset {name!r}; the file has {names}. Remove it from the "
             f"folder, or preprocess the data again."
         )
     shape, dtype = dataset.shape, dataset.dtype
     if dtype.kind not in "iu" or not shape or 0 in shape[1:]:
         raise ConfigError(
-            f"{path}: dataset {DATASET!r} has dtype {dtype} and shape {shape}, expected integers "
+            f"{path}: dataset {name!r} has dtype {dtype} and shape {shape}, expected integers "
             f"of shape (samples, features, tokens) or (tokens,). Preprocess the data again."
         )
     num_rows = file.attrs.get(COUNT, shape[0])
@@ -213,7 +215,7 @@ def _header(h5py: Any, file: Any, path: str, status: os.stat_result) -> RowFile:
             path,
             COUNT,
             num_rows,
-            DATASET,
+            name,
             shape[0],
         )
     layout = _layout_of(file, dataset)
@@ -231,6 +233,7 @@ def _header(h5py: Any, file: Any, path: str, status: os.stat_result) -> RowFile:
         layout=layout,
         offset=dataset.id.get_offset() if layout is Layout.CONTIGUOUS else 0,
         cache_bytes=cache_bytes,
+        dataset=name,
     )
 
 
@@ -279,13 +282,13 @@ class RowFiles:
                 if (one.dtype, one.row_shape) != expected:
                     like = group[0] if one.dtype != group[0].dtype else first
                     raise ConfigError(
-                        f"{one.path}: dataset {DATASET!r} has {_described(one)}, but that of "
+                        f"{one.path}: dataset {one.dataset!r} has {_described(one)}, but that of "
                         f"{like.path} has {_described(like)}. All files must be equal in this."
                     )
             if not any(one.num_rows for one in group):
                 raise ConfigError(
-                    f"{group[0].path}: dataset {DATASET!r} has no rows, nor has that of any other "
-                    f"file of its folder. Preprocess the data again."
+                    f"{group[0].path}: dataset {group[0].dataset!r} has no rows, nor has that of "
+                    f"any other file of its folder. Preprocess the data again."
                 )
         files = tuple(one for group in groups for one in group)
         counts = np.array([one.num_rows for one in files], dtype=np.int64)
@@ -314,7 +317,8 @@ class RowFiles:
         """Return the file, dataset and row of a row, for messages."""
         (number,), (inner,) = self.locate(np.array([row]))
         word = "row" if self.row_shape else "token"
-        return f"{self.files[number].path}: dataset {DATASET!r}, {word} {inner}"
+        file = self.files[number]
+        return f"{file.path}: dataset {file.dataset!r}, {word} {inner}"
 
 
 def _described(file: RowFile) -> str:
