@@ -26,6 +26,7 @@ PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",
         "GptHDF5MapDataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5MapDataProcessor",
+        "ImageNet1KProcessor": "modelzoo_trainer.data.images.imagenet:ImageNet1KProcessor",
         "SyntheticProcessor": "modelzoo_trainer.data.synthetic:SyntheticProcessor",
         "T5DynamicDataProcessor": f"{_SEQ2SEQ}:T5DynamicDataProcessor",
         "TextFileProcessor": "modelzoo_trainer.data.text_files:TextFileProcessor",
