@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from benchmarks.published_encoders import (
     CSV_PROCESSORS,
+    TSV_PROCESSORS,
     write_csv,
     write_masked,
+    write_tsv,
     write_vocabulary,
 )
 from benchmarks.published_scaling import BATCH, LENGTH, STEPS
@@ -46,6 +48,10 @@ def _write_folder(folder: Path, loader: dict[str, Any], number: int) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     processor, per_file = loader["data_processor"], _NUM_ROWS // _NUM_FILES
+    if processor in TSV_PROCESSORS:
+        first = number * _NUM_ROWS * LENGTH
+        write_tsv(folder, _tokens(first, _NUM_ROWS * LENGTH).reshape(-1, LENGTH), loader)
+        return
     if processor in CSV_PROCESSORS or "Bert" in processor:
         firsts = [(number * _NUM_FILES + part) * per_file for part in range(_NUM_FILES)]
         parts = [_tokens(one * LENGTH, per_file * LENGTH).reshape(-1, LENGTH) for one in firsts]

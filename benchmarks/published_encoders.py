@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.published_scaling import LENGTH
+from benchmarks.published_scaling import LABEL_FILE, LENGTH
 
 _SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _NUM_BYTES: Final = 257  # and the end of a document
@@ -18,6 +19,7 @@ _FIRST, _NUM_KINDS, _MASK = 4, 28, 32  # of the smallest published vocabulary, o
 _MASKED_EVERY: Final = 7
 _NUM_SENTENCES: Final = 4  # of a document
 _SIGNS: Final = range(33, 65)
+_LABELS: Final = ("entailment", "neutral", "contradiction")
 
 Ints = NDArray[np.int32]
 
@@ -60,6 +62,17 @@ def write_csv(folder: Path, parts: Sequence[Ints], processor: str) -> None:
             writer.writerows(cells)
         lines.append(f"{name} {len(rows)}\n")
     (folder / "meta.dat").write_text("".join(lines))
+    if processor == "BertTokenClassifierDataProcessor":
+        (folder.parent / LABEL_FILE).write_text(json.dumps({"O": 0, "B": 1, "I": 2}))
+
+
+def write_tsv(folder: Path, rows: Ints, loader: dict[str, Any]) -> None:
+    """Write the files of a GLUE task of rows (N, T)."""
+    make, names = _TASKS[loader["data_processor"]]
+    names = ("train",) if loader["is_training"] else names
+    for part, name in zip(np.array_split(rows, len(names)), names, strict=True):
+        lines = ["\t".join(one) for one in make(part)]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
 
 
 def _masked(rows: Ints) -> tuple[Ints, Ints]:
@@ -109,6 +122,31 @@ def _of_documents(rows: Ints) -> Iterator[dict[str, Any]]:
         }
 
 
+def _of_labelled(rows: Ints) -> Iterator[dict[str, Any]]:
+    """Yield tokens, of which digits and signs are entities."""
+    for row in rows:
+        kinds = np.isin(row, list(_SIGNS))
+        begins = kinds & ~np.concatenate([[False], kinds[:-1]])
+        names = np.where(begins, "B", np.where(kinds, "I", "O")).tolist()
+        yield {"tokens": " ".join(_tokens(row)), "labels": " ".join(names)}
+
+
+def _of_sentences(rows: Ints) -> Iterator[Sequence[str]]:
+    """Yield the header, then sentences, of which those that begin with a sign are positive."""
+    yield "sentence", "label"
+    for row in rows:
+        yield " ".join(_tokens(row)), str(int(row[0] in _SIGNS))
+
+
+def _of_sentence_pairs(rows: Ints) -> Iterator[Sequence[str]]:
+    """Yield the header, then pairs with the label of how many of them begin with a sign."""
+    yield "index", "sentence1", "sentence2", "gold_label"
+    for number, row in enumerate(rows):
+        halves = np.array_split(row, 2)
+        label = _LABELS[sum(int(half[0]) in _SIGNS for half in halves)]
+        yield str(number), *(" ".join(_tokens(half)) for half in halves), label
+
+
 def _tokens(row: Ints) -> list[str]:
     return [_token(one) for one in row.tolist()]
 
@@ -121,5 +159,11 @@ _ROWS: Final = {
     "BertCSVDataProcessor": _of_masked,
     "BertCSVDynamicMaskDataProcessor": _of_pairs,
     "BertSumCSVDataProcessor": _of_documents,
+    "BertTokenClassifierDataProcessor": _of_labelled,
 }
 CSV_PROCESSORS: Final = tuple(_ROWS)
+_TASKS: Final = {
+    "SST2DataProcessor": (_of_sentences, ("dev",)),
+    "MNLIDataProcessor": (_of_sentence_pairs, ("dev_matched", "dev_mismatched")),
+}
+TSV_PROCESSORS: Final = tuple(_TASKS)

@@ -40,6 +40,7 @@ VOCABULARY: Final = 320
 STEPS: Final = 20
 CHECKPOINT_STEPS: Final = 6
 LEARNING_RATE: Final = 1e-3
+LABEL_FILE: Final = "labels.json"
 BATCH: Final = 8
 
 _HEADS, _HEAD_SIZE, _LAYERS, _EXPERTS = 4, 16, 2, 4
@@ -69,6 +70,8 @@ def scaled(trainer: Plain, folder: Path) -> tuple[Plain, list[Plain]]:
     model = init.get("model") or {}
     num_sinks = max((_num_sinks(one) for _, one in _dataloaders(short)), default=0)
     factors = _scale_models(model, num_sinks)
+    if model.get("label_vocab_file"):
+        model["label_vocab_file"] = str(folder / LABEL_FILE)
     _scale_run(init)
     sizes = [one.get("batch_size") for key, one in _dataloaders(short) if key.startswith("train")]
     _scale_flags(init, sizes[0] if sizes else None)
@@ -100,8 +103,8 @@ def _copied(value: Any) -> Any:
 def _scale_models(model: Plain, num_sinks: int) -> Factors:
     """Scale a model, and the models inside it, in place."""
     found = Factors()
-    for inner in [one for one in model.values() if isinstance(one, dict) and "name" in one]:
-        if "hidden_size" in inner:
+    for inner in model.values():
+        if isinstance(inner, dict) and "hidden_size" in inner:
             found = _scale_models(inner, num_sinks)
     if "hidden_size" in model:
         found = _scale_model(model, num_sinks)
