@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from benchmarks.published_encoders import (
     CSV_PROCESSORS,
-    TSV_PROCESSORS,
     write_csv,
     write_masked,
-    write_tsv,
     write_vocabulary,
 )
 from benchmarks.published_scaling import BATCH, LENGTH, STEPS
+from benchmarks.published_tasks import TASK_PROCESSORS, write_task
 
 END: Final = 256
 """The token at the end of a document; the others are bytes."""
@@ -40,7 +39,15 @@ def write_data(loader: dict[str, Any]) -> None:
     for member in members:
         folders = member["data_dir"]
         for number, folder in enumerate([folders] if isinstance(folders, str) else folders):
-            _write_folder(Path(folder), loader, number)
+            is_task = loader["data_processor"] in TASK_PROCESSORS
+            write = _write_task if is_task else _write_folder
+            write(Path(folder), loader, number)
+
+
+def _write_task(folder: Path, loader: dict[str, Any], number: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = _tokens(number * _NUM_ROWS * LENGTH, _NUM_ROWS * LENGTH)
+    write_task(folder, tokens.reshape(-1, LENGTH), loader)
 
 
 def _write_folder(folder: Path, loader: dict[str, Any], number: int) -> None:
@@ -48,10 +55,6 @@ def _write_folder(folder: Path, loader: dict[str, Any], number: int) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     processor, per_file = loader["data_processor"], _NUM_ROWS // _NUM_FILES
-    if processor in TSV_PROCESSORS:
-        first = number * _NUM_ROWS * LENGTH
-        write_tsv(folder, _tokens(first, _NUM_ROWS * LENGTH).reshape(-1, LENGTH), loader)
-        return
     if processor in CSV_PROCESSORS or "Bert" in processor:
         firsts = [(number * _NUM_FILES + part) * per_file for part in range(_NUM_FILES)]
         parts = [_tokens(one * LENGTH, per_file * LENGTH).reshape(-1, LENGTH) for one in firsts]

@@ -18,8 +18,7 @@ _NUM_BYTES: Final = 257  # and the end of a document
 _FIRST, _NUM_KINDS, _MASK = 4, 28, 32  # of the smallest published vocabulary, of 33 tokens
 _MASKED_EVERY: Final = 7
 _NUM_SENTENCES: Final = 4  # of a document
-_SIGNS: Final = range(33, 65)
-_LABELS: Final = ("entailment", "neutral", "contradiction")
+SIGNS: Final = range(33, 65)
 
 Ints = NDArray[np.int32]
 
@@ -66,15 +65,6 @@ def write_csv(folder: Path, parts: Sequence[Ints], processor: str) -> None:
         (folder.parent / LABEL_FILE).write_text(json.dumps({"O": 0, "B": 1, "I": 2}))
 
 
-def write_tsv(folder: Path, rows: Ints, loader: dict[str, Any]) -> None:
-    """Write the files of a GLUE task of rows (N, T)."""
-    make, names = _TASKS[loader["data_processor"]]
-    names = ("train",) if loader["is_training"] else names
-    for part, name in zip(np.array_split(rows, len(names)), names, strict=True):
-        lines = ["\t".join(one) for one in make(part)]
-        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-
-
 def _masked(rows: Ints) -> tuple[Ints, Ints]:
     """Return rows with every seventh token hidden, and their labels."""
     tokens = (rows % _NUM_KINDS + _FIRST).astype(np.int32)
@@ -98,7 +88,7 @@ def _of_pairs(rows: Ints) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows):
         is_random = number % 2
         second = rows[(number * 7 + 5) % len(rows)] if is_random else row
-        sentences = [_tokens(row[:half]), _tokens(second[half : 2 * half])]
+        sentences = [tokens_of(row[:half]), tokens_of(second[half : 2 * half])]
         yield {
             "tokens": ["[CLS]", *sentences[0], "[SEP]", *sentences[1], "[SEP]"],
             "segment_ids": [0] * (half + 2) + [1] * (half + 1),
@@ -112,7 +102,7 @@ def _of_documents(rows: Ints) -> Iterator[dict[str, Any]]:
     for row in rows:
         ids = row.astype(np.int64) + len(_SPECIAL)
         starts = np.arange(0, LENGTH, size)
-        labels = np.isin(row[starts + 1], list(_SIGNS)).astype(int)
+        labels = np.isin(row[starts + 1], list(SIGNS)).astype(int)
         ids[starts] = _SPECIAL.index("[CLS]")
         yield {
             "head": ids.tolist(),
@@ -125,29 +115,14 @@ def _of_documents(rows: Ints) -> Iterator[dict[str, Any]]:
 def _of_labelled(rows: Ints) -> Iterator[dict[str, Any]]:
     """Yield tokens, of which digits and signs are entities."""
     for row in rows:
-        kinds = np.isin(row, list(_SIGNS))
+        kinds = np.isin(row, list(SIGNS))
         begins = kinds & ~np.concatenate([[False], kinds[:-1]])
         names = np.where(begins, "B", np.where(kinds, "I", "O")).tolist()
-        yield {"tokens": " ".join(_tokens(row)), "labels": " ".join(names)}
+        yield {"tokens": " ".join(tokens_of(row)), "labels": " ".join(names)}
 
 
-def _of_sentences(rows: Ints) -> Iterator[Sequence[str]]:
-    """Yield the header, then sentences, of which those that begin with a sign are positive."""
-    yield "sentence", "label"
-    for row in rows:
-        yield " ".join(_tokens(row)), str(int(row[0] in _SIGNS))
-
-
-def _of_sentence_pairs(rows: Ints) -> Iterator[Sequence[str]]:
-    """Yield the header, then pairs with the label of how many of them begin with a sign."""
-    yield "index", "sentence1", "sentence2", "gold_label"
-    for number, row in enumerate(rows):
-        halves = np.array_split(row, 2)
-        label = _LABELS[sum(int(half[0]) in _SIGNS for half in halves)]
-        yield str(number), *(" ".join(_tokens(half)) for half in halves), label
-
-
-def _tokens(row: Ints) -> list[str]:
+def tokens_of(row: Ints) -> list[str]:
+    """Return the tokens of bytes."""
     return [_token(one) for one in row.tolist()]
 
 
@@ -162,8 +137,3 @@ _ROWS: Final = {
     "BertTokenClassifierDataProcessor": _of_labelled,
 }
 CSV_PROCESSORS: Final = tuple(_ROWS)
-_TASKS: Final = {
-    "SST2DataProcessor": (_of_sentences, ("dev",)),
-    "MNLIDataProcessor": (_of_sentence_pairs, ("dev_matched", "dev_mismatched")),
-}
-TSV_PROCESSORS: Final = tuple(_TASKS)
