@@ -23,7 +23,7 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | seed | 1 where there is none |
 | sparsity | updates every 4 steps |
 | workers of dataloaders | none: starting them takes longer than the run |
-| data | rows of the text of Python's standard library |
+| data | the text of Python's standard library |
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ VOCABULARY: Final = 320
 STEPS: Final = 20
 CHECKPOINT_STEPS: Final = 6
 LEARNING_RATE: Final = 1e-3
-LABEL_FILE: Final = "labels.json"
 BATCH: Final = 8
+LABELS: Final = "labels.json"
+"""File of the labels of tokens, in the folder of the data."""
 
 _HEADS, _HEAD_SIZE, _LAYERS, _EXPERTS = 4, 16, 2, 4
 _MICRO_BATCH: Final = "csx.performance.micro_batch_size"
@@ -71,7 +72,7 @@ def scaled(trainer: Plain, folder: Path) -> tuple[Plain, list[Plain]]:
     num_sinks = max((_num_sinks(one) for _, one in _dataloaders(short)), default=0)
     factors = _scale_models(model, num_sinks)
     if model.get("label_vocab_file"):
-        model["label_vocab_file"] = str(folder / LABEL_FILE)
+        model["label_vocab_file"] = str(folder / LABELS)
     _scale_run(init)
     sizes = [one.get("batch_size") for key, one in _dataloaders(short) if key.startswith("train")]
     _scale_flags(init, sizes[0] if sizes else None)
@@ -134,7 +135,8 @@ def _scale_model(model: Plain, num_sinks: int) -> Factors:
     _limit_vocabulary(model)
     _scale_lengths(model, factors.length, num_sinks)
     _scale_experts(model)
-    if model.get("loss_weight") and model.get("loss_scaling") == "batch_size":
+    is_sum = model.get("loss_scaling") == "batch_size" or str(model.get("name")).startswith("bert/")
+    if model.get("loss_weight") and is_sum:
         model["loss_weight"] /= factors.length
     if model.get("mlm_loss_weight"):
         model["mlm_loss_weight"] /= factors.length

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from typing_extensions import override
@@ -31,7 +31,8 @@ from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.stream_processor import say_ignored
 from modelzoo_trainer.errors import ConfigError, reason_of
 
-_PAD = "[PAD]"
+_PAD: Final = "[PAD]"
+_LABEL_FILE: Final = "a JSON file with the number of each label"
 
 
 class TokenLabelRows(CsvRows):
@@ -255,5 +256,5 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
         """
         lacks = lacks_of(data_dir) + missing_vocabulary(vocab_file)
         if label_vocab_file is not None:
-            lacks += missing_vocabulary(label_vocab_file, "label_vocab_file")
+            lacks += missing_vocabulary(label_vocab_file, "label_vocab_file", _LABEL_FILE)
         return lacks

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from modelzoo_trainer.errors import ConfigError, reason_of, suggest
+
+_ROOT: Final = "$MODELZOO_ROOT"  # which a file may begin a path with
+_KIND: Final = "a text file with a token per line"
 
 
 class Vocabulary:
@@ -25,8 +29,7 @@ class Vocabulary:
             lines = Path(path).expanduser().read_text("utf-8").split("\n")
         except (OSError, UnicodeError) as error:
             raise ConfigError(
-                f"vocab_file {path!r} cannot be read: {reason_of(error)}. Give a text file with a "
-                f"token per line."
+                f"vocab_file {path!r} cannot be read: {reason_of(error)}. {_advice(path, _KIND)}"
             ) from error
         if lines and not lines[-1]:
             lines.pop()
@@ -87,8 +90,17 @@ class Vocabulary:
             )
 
 
-def missing_vocabulary(path: str, argument: str = "vocab_file") -> list[str]:
+def missing_vocabulary(path: str, argument: str = "vocab_file", kind: str = _KIND) -> list[str]:
     """Return a message if the file does not exist now, in a list."""
     if Path(path).expanduser().is_file():
         return []
-    return [f"{argument} {path!r} does not exist. Give a text file with a token per line."]
+    return [f"{argument} {path!r} does not exist. {_advice(path, kind)}"]
+
+
+def _advice(path: str, kind: str) -> str:
+    if path.startswith(_ROOT):
+        return (
+            f"Set the environment variable {_ROOT[1:]} to the folder of the Cerebras Model Zoo "
+            f"that has the folder models, or give the path of {kind}."
+        )
+    return f"Give {kind}."

@@ -128,7 +128,6 @@ class SummarizationSettings(EncoderSettings):
         num_labels: Number of classes of a sentence.
         use_cls_bias: Whether the head has a bias.
         loss_weight: Factor on the loss; null = 1.
-        vocab_file: No effect.
         attention_dropout_rate: Dropout of attention weights.
         compute_eval_metrics: Whether the output has metrics in eval mode.
     """
@@ -136,7 +135,6 @@ class SummarizationSettings(EncoderSettings):
     num_labels: Size = 2
     use_cls_bias: Flag = True
     loss_weight: FiniteFloat | None = None  # type: ignore[assignment]  # as the format has it
-    vocab_file: str | None = None
     attention_dropout_rate: Fraction | None = 0.1
     compute_eval_metrics: bool = True
 
