@@ -53,10 +53,26 @@ def _write_task(folder: Path, loader: dict[str, Any], number: int) -> None:
 
 
 def _write_folder(folder: Path, loader: dict[str, Any], number: int) -> None:
-    if loader.get("max_sequence_length"):
+    if "Bert" in loader["data_processor"]:
+        _write_encoder_rows(folder, loader, number)
+    elif loader.get("max_sequence_length"):
         _write_corpus(folder, number)
     else:
         write_rows(folder, loader, number)
+
+
+def _write_encoder_rows(folder: Path, loader: dict[str, Any], number: int) -> None:
+    """Write CSV or HDF5 files of rows whose tokens are bytes, or made of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    processor, per_file = loader["data_processor"], _NUM_ROWS // _NUM_FILES
+    firsts = [(number * _NUM_FILES + part) * per_file for part in range(_NUM_FILES)]
+    parts = [_tokens(one * LENGTH, per_file * LENGTH).reshape(-1, LENGTH) for one in firsts]
+    if processor in CSV_PROCESSORS:
+        write_csv(folder, parts, processor)
+        write_labels(folder.parent / LABELS)
+        return
+    for part, rows in enumerate(parts):
+        write_masked(folder / f"data_{part}.h5", rows, vsl=bool(loader.get("use_vsl")))
 
 
 def _write_corpus(folder: Path, number: int) -> None:
@@ -64,18 +80,6 @@ def _write_corpus(folder: Path, number: int) -> None:
     import h5py
 
     folder.mkdir(parents=True, exist_ok=True)
-    processor, per_file = loader["data_processor"], _NUM_ROWS // _NUM_FILES
-    if processor in CSV_PROCESSORS or "Bert" in processor:
-        firsts = [(number * _NUM_FILES + part) * per_file for part in range(_NUM_FILES)]
-        parts = [_tokens(one * LENGTH, per_file * LENGTH).reshape(-1, LENGTH) for one in firsts]
-        if processor in CSV_PROCESSORS:
-            write_csv(folder, parts, processor)
-            write_labels(folder.parent / LABELS)
-        else:
-            for part, rows in enumerate(parts):
-                vsl = bool(loader.get("use_vsl"))
-                write_masked(folder / f"data_{part}.h5", rows, vsl=vsl)
-        return
     for part in range(_NUM_FILES):
         start = (number * _NUM_FILES + part) * _NUM_ROWS // _NUM_FILES
         with h5py.File(folder / f"data_{part}.h5", "w") as file:
