@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelzoo_trainer.data.hdf5.files import (
-    DATASET,
-    LABELS,
     FolderState,
     RowFiles,
     find_files,
@@ -18,7 +16,6 @@ from modelzoo_trainer.data.hdf5.files import (
 from modelzoo_trainer.data.hdf5.masked_rows import MaskedRows
 from modelzoo_trainer.data.hdf5.retrieval_rows import CONTEXT_DATASET, RetrievalRows
 from modelzoo_trainer.data.hdf5.rows import (
-    FEATURES,
     CorpusRows,
     HDF5Rows,
     MappedRows,
@@ -29,6 +26,7 @@ from modelzoo_trainer.data.hdf5.selection import Run, Source, runs_of, shares_of
 from modelzoo_trainer.data.hdf5.transforms import Transform
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, FEATURES, LABELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

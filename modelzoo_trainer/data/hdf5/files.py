@@ -17,17 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.hdf5_format import COUNT, DATASET, INCOMPLETE, SUFFIX
 
 log = logging.getLogger("modelzoo_trainer.data")
 
-DATASET: Final = "data"
-"""Name of the dataset with the samples in a file."""
-LABELS: Final = "labels"
-"""Name of the dataset with their labels, where these are apart."""
-INCOMPLETE: Final = "INCOMPLETE.json"
-"""A file that is in a folder from the start of a preprocessing until its end."""
-_SUFFIX: Final = ".h5"
-_COUNT: Final = "n_examples"
 _EXTRA: Final = "pip install 'modelzoo-trainer[hdf5]'"
 _DIGEST_BYTES: Final = 4
 
@@ -105,7 +98,7 @@ def missing_folders(folders: Iterable[str], argument: str) -> list[str]:
         path = Path(folder).expanduser()
         if not path.is_dir():
             problem = "is not a folder" if path.exists() else "does not exist"
-            found.append(f"{argument} {folder!r} {problem}. Give a folder with {_SUFFIX} files.")
+            found.append(f"{argument} {folder!r} {problem}. Give a folder with {SUFFIX} files.")
         elif (path / INCOMPLETE).exists():
             found.append(_unfinished(folder, argument))
     return found
@@ -129,7 +122,7 @@ def find_files(folders: Sequence[str], argument: str = "data_dir") -> list[str]:
             ) from error
         if not found:
             raise ConfigError(
-                f"{argument} {folder!r} has no {_SUFFIX} file. Files in subfolders and files with "
+                f"{argument} {folder!r} has no {SUFFIX} file. Files in subfolders and files with "
                 f"other endings are not read; give the folder that has them."
             )
         paths += [os.path.join(folder, name) for name in found]
@@ -145,7 +138,7 @@ def _names(folder: str) -> list[str]:
     found = []
     with os.scandir(Path(folder).expanduser()) as entries:
         for one in entries:
-            if not one.name.endswith(_SUFFIX) or one.is_dir():
+            if not one.name.endswith(SUFFIX) or one.is_dir():
                 continue
             if not one.is_file():
                 raise ConfigError(
@@ -207,12 +200,12 @@ def _header(h5py: Any, file: Any, name: str, path: str, status: os.stat_result) 
             f"{path}: dataset {name!r} has dtype {dtype} and shape {shape}, expected integers "
             f"of shape (samples, features, tokens) or (tokens,). Preprocess the data again."
         )
-    num_rows = file.attrs.get(_COUNT, shape[0])
+    num_rows = file.attrs.get(COUNT, shape[0])
     if len(shape) > 1 and not np.array_equal(num_rows, shape[0]):
         log.warning(
             "%s: the attribute %s is %s, but dataset %r has %d rows. All rows are used.",
             path,
-            _COUNT,
+            COUNT,
             num_rows,
             name,
             shape[0],

@@ -11,19 +11,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from modelzoo_trainer.data.hdf5.files import RowFiles
-from modelzoo_trainer.data.hdf5.rows import (
-    IGNORED_LABEL,
-    INPUTS,
-    LABELS,
-    MASK,
-    POSITIONS,
-    SPAN,
-    Batch,
-    Ints,
-    SampleRows,
-    Segments,
-)
+from modelzoo_trainer.data.hdf5.rows import Batch, Ints, SampleRows, Segments
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import IGNORED_LABEL, INPUTS, LABELS, MASK, POSITIONS, SPAN
 
 MASKED_FEATURES: Final = (INPUTS, MASK)
 MASKED_VSL_FEATURES: Final = (*MASKED_FEATURES, SPAN, POSITIONS)

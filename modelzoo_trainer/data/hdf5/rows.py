@@ -19,15 +19,15 @@ from modelzoo_trainer.data.hdf5.selection import Run
 from modelzoo_trainer.data.hdf5.transforms import Transform
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.errors import ConfigError
-
-INPUTS: Final = "input_ids"
-MASK: Final = "attention_mask"
-LABELS: Final = "labels"
-SPAN: Final = "attention_span"
-POSITIONS: Final = "position_ids"
-FEATURES: Final = (INPUTS, MASK, LABELS)
-VSL_FEATURES: Final = (*FEATURES, SPAN, POSITIONS)
-IGNORED_LABEL: Final = -100
+from modelzoo_trainer.hdf5_format import (
+    FEATURES,
+    IGNORED_LABEL,
+    INPUTS,
+    LABELS,
+    MASK,
+    POSITIONS,
+    SPAN,
+)
 
 _INT32: Final = np.iinfo(np.int32)
 _NUM_PROBED: Final = 64
@@ -248,6 +248,16 @@ class HDF5Rows(BatchDataset):
             f"column {column}, which the model lacks{size}. Preprocess the data again."
         )
 
+    def _check_counts(self, values: NDArray[np.int32], places: Ints, name: str) -> None:
+        """Check that weights or spans (B, S) of rows at these places are not negative."""
+        if not values.size or values.view(np.uint32).max() <= _INT32.max:  # as for token ids
+            return
+        row, column = (int(one[0]) for one in np.nonzero(values < 0))
+        raise ConfigError(
+            f"{self.files.place_of(int(places[row]))}: {name} has {values[row, column]} in column "
+            f"{column}, expected a number >= 0. Preprocess the data again."
+        )
+
 
 class SampleRows(HDF5Rows):
     """Rows of the Sample format: datasets of shape (samples, features, S)."""
@@ -288,6 +298,8 @@ class SampleRows(HDF5Rows):
                 self._check_tokens(raw[row].reshape(len(places), -1), places, name)
             elif name == POSITIONS:
                 self._check_positions(raw[row], places)
+            elif name.endswith(MASK) or name == SPAN:
+                self._check_counts(raw[row], places, name)
         return raw
 
     def _blocks(self, places: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
