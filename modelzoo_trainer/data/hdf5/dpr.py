@@ -15,8 +15,8 @@ from modelzoo_trainer.data.hdf5.selection import parse_sources
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.stream_processor import say_ignored
 from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.hdf5_format import PARAMS
 
-_PARAMS: Final = "data_params.json"
 _KINDS: Final = ("input_ids", "attention_mask", "token_type_ids")
 QUESTION_FEATURES: Final = tuple(f"questions_{kind}" for kind in _KINDS)
 CONTEXT_FEATURES: Final = tuple(f"ctx_{kind}" for kind in _KINDS)
@@ -75,7 +75,7 @@ class DPRHDF5DataProcessor(HDF5Processor):
         owner = type(self).__name__
         _refuse_vsl(owner, use_vsl=use_vsl)
         say_ignored(owner, {"shuffle_buffer": shuffle_buffer, "vocab_size": vocab_size})
-        say_ignored(owner, {"features_list": features_list}, f"{_PARAMS} names the rows")
+        say_ignored(owner, {"features_list": features_list}, f"{PARAMS} names the rows")
         options = LoadingOptions(
             global_batch_size=batch_size,
             shuffle=shuffle,
@@ -111,14 +111,14 @@ def _features(folders: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
     for folder, names in found.items():
         if names != first:
             raise ConfigError(
-                f"{folder}/{_PARAMS} names the rows {names}, but that of {folders[0]} {first}. "
+                f"{folder}/{PARAMS} names the rows {names}, but that of {folders[0]} {first}. "
                 f"Create the files in the same way."
             )
     return first
 
 
 def _features_in(folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    path = Path(folder).expanduser() / _PARAMS
+    path = Path(folder).expanduser() / PARAMS
     if not path.is_file():
         return QUESTION_FEATURES, CONTEXT_FEATURES
     try:

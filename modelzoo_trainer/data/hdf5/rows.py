@@ -299,7 +299,7 @@ class SampleRows(HDF5Rows):
             elif name == POSITIONS:
                 self._check_positions(raw[row], places)
             elif name.endswith(MASK) or name == SPAN:
-                self._check_counts(raw[row], places, name)
+                self._check_counts(raw[row].reshape(len(places), -1), places, name)
         return raw
 
     def _blocks(self, places: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:

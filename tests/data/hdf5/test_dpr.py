@@ -104,6 +104,10 @@ def corpus(data):
     data["data_0"] = data["data_0"].reshape(-1)
 
 
+def negative_mask(data):
+    data["data_1"][3, 1, 1, 2] = -1
+
+
 def no_contexts(data):
     del data["data_1"]
 
@@ -114,12 +118,13 @@ def no_contexts(data):
         (few_contexts, r"0\.h5: dataset 'data_1' has 4 rows, but 'data_0' has 5"),
         (flat_contexts, r"'data_1' has rows of shape \(3, 5\), expected \(3, contexts, tokens\)"),
         (corpus, "'data_0' is 1-D, .* questions with contexts require samples"),
+        (negative_mask, r"'data_1', row 3: ctx_attention_mask has -1"),
         (no_contexts, "no dataset 'data_1'"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(written, change, facts):
     with pytest.raises(ConfigError, match=facts):
-        loader(written(change=change))
+        list(loader(written(change=change)))
 
 
 def test_what_the_model_lacks_is_refused(written):
