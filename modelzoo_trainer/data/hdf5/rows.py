@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
@@ -293,13 +294,14 @@ class SampleRows(HDF5Rows):
         if raw.dtype != np.int32:
             by_row = self._as_int32(raw.swapaxes(0, 1), places)
             raw = np.ascontiguousarray(by_row.swapaxes(0, 1))
-        for row, name in enumerate(self.features):
+        flat = raw.reshape(*raw.shape[:2], math.prod(shape))
+        for values, name in zip(flat, self.features, strict=False):
             if name.endswith((INPUTS, LABELS)):  # of pairs of answers, too
-                self._check_tokens(raw[row].reshape(len(places), -1), places, name)
+                self._check_tokens(values, places, name)
             elif name == POSITIONS:
-                self._check_positions(raw[row], places)
+                self._check_positions(values, places)
             elif name.endswith(MASK) or name == SPAN:
-                self._check_counts(raw[row].reshape(len(places), -1), places, name)
+                self._check_counts(values, places, name)
         return raw
 
     def _blocks(self, places: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
