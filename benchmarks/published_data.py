@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import published_seq2seq
 from benchmarks.published_encoders import (
     CSV_PROCESSORS,
     write_csv,
@@ -35,6 +36,10 @@ def write_data(loader: dict[str, Any]) -> None:
     Args:
         loader: Its settings: `data_processor`, `data_dir` or `mixture`, and the format.
     """
+    if published_seq2seq.is_seq2seq(loader):
+        text = _text()
+        published_seq2seq.write_text(loader, text[text != END][: _NUM_ROWS * LENGTH].tolist())
+        return
     if loader.get("vocab_file"):
         write_vocabulary(Path(loader["vocab_file"]))
     members = loader.get("mixture") or [loader]

@@ -33,6 +33,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from benchmarks import published_seq2seq
+
 Plain = dict[str, Any]
 
 LENGTH: Final = 64
@@ -103,6 +105,9 @@ def _copied(value: Any) -> Any:
 
 def _scale_models(model: Plain, num_sinks: int) -> Factors:
     """Scale a model, and the models inside it, in place."""
+    if published_seq2seq.is_seq2seq(model):
+        published_seq2seq.scale_model(model)
+        return Factors()
     found = Factors()
     for inner in model.values():
         if isinstance(inner, dict) and "hidden_size" in inner:
@@ -242,6 +247,8 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
     loader["num_workers"] = 0
     if "micro_batch_size" in loader:
         loader["micro_batch_size"] = _micro(loader["micro_batch_size"], old)
+    if published_seq2seq.is_seq2seq(loader):
+        published_seq2seq.scale_loader(loader, folder)
     if loader.get("max_sequence_length"):
         factor = min(1.0, LENGTH / loader["max_sequence_length"])
         _change(loader, ("max_predictions_per_seq",), factor)

@@ -7,6 +7,8 @@ from typing import Any, Final, cast
 
 from modelzoo_trainer.errors import ConfigError, suggest
 
+_SEQ2SEQ: Final = "modelzoo_trainer.data.seq2seq.processors"
+
 PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "BertCSVDataProcessor": "modelzoo_trainer.data.csv.bert:BertCSVDataProcessor",
@@ -28,7 +30,9 @@ PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
         "MNLIDataProcessor": "modelzoo_trainer.data.csv.glue:MNLIDataProcessor",
         "SST2DataProcessor": "modelzoo_trainer.data.csv.glue:SST2DataProcessor",
         "SyntheticProcessor": "modelzoo_trainer.data.synthetic:SyntheticProcessor",
+        "T5DynamicDataProcessor": f"{_SEQ2SEQ}:T5DynamicDataProcessor",
         "TextFileProcessor": "modelzoo_trainer.data.text_files:TextFileProcessor",
+        "TransformerDynamicDataProcessor": f"{_SEQ2SEQ}:TransformerDynamicDataProcessor",
     }
 )
 """Name to `module:class`. The constructor of the class is the schema of a dataloader section."""

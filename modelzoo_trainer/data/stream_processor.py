@@ -1,4 +1,4 @@
-"""Data processors whose epochs follow each other in one stream of samples."""
+"""Data processors whose epochs follow each other in one stream, as in published ones."""
 
 from __future__ import annotations
 
@@ -9,38 +9,25 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader
 
-from modelzoo_trainer.data.processor import BatchDataset, DataProcessor, already_a_batch
+from modelzoo_trainer.data.processor import DataProcessor, already_a_batch
 from modelzoo_trainer.data.stream import Member, StreamSampler
 from modelzoo_trainer.interceptors import event
 
 log = logging.getLogger("modelzoo_trainer.data")
 
 _SAID: Final[set[str]] = set()
-_NO_EFFECT: Final = {
-    "buckets": "all samples are padded to one length",
-    "num_examples": "it follows from the files",
-    "steps": "the loop decides",
-    "whole_word_masking": "this processor has no such setting, see mask_whole_word",
-    "use_worker_cache": "files are read where they are",
-    "vocab_size": "token ids are compared with the vocab_size of the model",
-    "repeat": "epochs repeat until the loop ends",
-    "use_multiple_workers": "num_workers decides",
-    "shuffle_buffer": "shuffle puts all samples of all files into a random order",
-    "max_sequence_length": "this processor reads whole samples, as long as they are in the files",
-}
-"""Arguments of published files that this package does not need, and why."""
 
 
 class StreamProcessor(DataProcessor):
-    """Base class of data processors whose samples come in the order of a `StreamSampler`.
+    """Base class of data processors with the order of a `StreamSampler`.
 
-    Besides `options` and `dataset`, whose `__getitems__` returns whole batches, the constructor of
-    a subclass sets `members`, the sources of the samples.
+    Besides `options`, with a global batch size, and `dataset`, which returns whole batches, the
+    constructor of a subclass sets `members`, and `pads` to fill the last batch of an epoch with
+    padding rows.
     """
 
-    dataset: BatchDataset
     members: Sequence[Member]
-    _pads = False
+    pads: bool = False
 
     @event("create-dataloader")
     def create_dataloader(self) -> DataLoader[Any]:
@@ -52,7 +39,7 @@ class StreamProcessor(DataProcessor):
             shuffle=options.shuffle,
             seed=options.shuffle_seed,
             carries=options.drop_last,
-            pads=self._pads,
+            pads=self.pads,
         )
         if options.drop_last:
             self._say_what_is_carried(sampler)
@@ -89,14 +76,14 @@ def say_once(text: str) -> None:
         log.info(text)
 
 
-def say_ignored(owner: str, given: Mapping[str, Any], reason: str = "") -> None:
+def say_without_effect(owner: str, given: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
     """Log once which of the arguments have no effect.
 
     Args:
         owner: Name of the data processor.
-        given: Arguments that are not at their default, by name.
-        reason: Why; "" = the general reason of each.
+        given: Arguments by name; those that are None or false are at their default.
+        reasons: Why each has none.
     """
     for name, value in given.items():
         if value is not None and value is not False:
-            say_once(f"{owner}.{name} has no effect: {reason or _NO_EFFECT[name]}.")
+            say_once(f"{owner}.{name} has no effect: {reasons[name]}.")

@@ -11,6 +11,7 @@ from modelzoo_trainer.errors import ConfigError, suggest
 
 _GPT2: Final = "modelzoo_trainer.models.gpt2:Gpt2"
 _GPTJ: Final = "modelzoo_trainer.models.gptj:GptJ"
+_T5: Final = "modelzoo_trainer.models.t5.model:T5"
 
 MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -36,6 +37,8 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "gptj": _GPTJ,
         "falcon": _GPTJ,
         "gpt-neox": _GPTJ,
+        "t5": _T5,
+        "transformer": _T5,
     }
 )
 """Name to `module:class`. The constructor of the class is the schema of the `model` section."""

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from backends.tokenizer_threads import hold_tokenizers_to_one_thread
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.preprocessing.hooks import ReadHook, ReadHookError, find_hook
 from modelzoo_trainer.preprocessing.interface import (
@@ -179,7 +180,7 @@ def serve(connection: Connection, settings: Settings) -> None:
     main process never waits for one that is sending.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops its workers
-    os.putenv("TOKENIZERS_PARALLELISM", "false")  # each worker is one of several
+    hold_tokenizers_to_one_thread()
     logging.disable(logging.WARNING)  # the main process reports
     tasks: SimpleQueue[Unit | None] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()

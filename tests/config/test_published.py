@@ -55,13 +55,13 @@ NAMES = {
 }
 """Of the format, separated by blanks."""
 
-T5 = """\
-name: t5
-d_model: 512
+DIT = """\
+name: dit
+hidden_size: 512
 dropout_rate: 0
-layer_norm_epsilon: [1.0e-6, 1.0e-5]
-decoder_nonlinearity: null
-use_ffn_bias: false
+attention_initializer: {name: normal}
+norm_first: null
+var_loss: false
 """
 H5_DATA = """\
 data_processor: LlavaHDF5MapDataProcessor
@@ -140,7 +140,7 @@ def test_every_published_class_has_a_schema_under_its_name_in_any_case(kind):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("model", "t6"), ("model", "gpt decoder"), ("callback", "t5"), ("optimizer", "AdamW")],
+    [("model", "t6"), ("model", "gpt decoder"), ("callback", "dit"), ("optimizer", "AdamW")],
 )
 def test_what_is_not_published_has_no_schema(kind, name):
     assert published_schema(kind, name) is None
@@ -167,7 +167,7 @@ def test_its_own_field_comes_before_an_inherited_one():
     assert (general.is_required, own.is_required) == (True, False)
 
 
-@pytest.mark.parametrize(("kind", "text"), [("model", T5), ("data processor", H5_DATA)])
+@pytest.mark.parametrize(("kind", "text"), [("model", DIT), ("data processor", H5_DATA)])
 def test_what_the_class_takes_is_accepted(kind, text):
     assert complaints(kind, text) == []
 
@@ -177,31 +177,31 @@ def test_what_the_class_takes_is_accepted(kind, text):
     [
         (
             "model",
-            T5,
-            "d_model: 512",
-            "d_modle: 512",
-            "p.yaml:2:1: d_modle: no such argument of t5. Did you mean 'd_model'?",
+            DIT,
+            "hidden_size: 512",
+            "hiden_size: 512",
+            "p.yaml:2:1: hiden_size: no such argument of dit. Did you mean 'hidden_size'?",
         ),
         (
             "model",
-            T5,
-            "d_model: 512",
-            "d_model: 512.5",
-            "p.yaml:2:10: d_model: expected an integer, got 512.5.",
+            DIT,
+            "hidden_size: 512",
+            "hidden_size: 512.5",
+            "p.yaml:2:14: hidden_size: expected an integer, got 512.5.",
         ),
         (
             "model",
-            T5,
-            "[1.0e-6, 1.0e-5]",
-            "tiny",
-            "p.yaml:4:21: layer_norm_epsilon: expected a number or a list, got 'tiny'.",
+            DIT,
+            "{name: normal}",
+            "12",
+            "p.yaml:4:24: attention_initializer: expected a string or a mapping, got 12.",
         ),
         (
             "model",
-            T5,
-            "use_ffn_bias: false",
-            "use_ffn_bias: null",
-            "p.yaml:6:15: use_ffn_bias: expected true or false, got null.",
+            DIT,
+            "var_loss: false",
+            "var_loss: null",
+            "p.yaml:6:11: var_loss: expected true or false, got null.",
         ),
         (
             "data processor",

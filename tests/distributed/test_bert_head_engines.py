@@ -22,10 +22,10 @@ HEADS: Final = ("classifier", "token_classifier", "extractive_summarization")
 
 def make(head: str) -> Any:
     torch.manual_seed(3)
-    settings = {**SIZES, **NO_DROPOUT, "attention_dropout_rate": 0.0}
+    settings: dict[str, Any] = {**SIZES, **NO_DROPOUT, "attention_dropout_rate": 0.0}
     if head == "classifier":
-        kind = "single_label_classification"
-        return BertClassifier(**settings, num_labels=3, problem_type=kind, task_dropout=0.0)
+        settings["problem_type"] = "single_label_classification"
+        return BertClassifier(**settings, num_labels=3, task_dropout=0.0)
     if head == "token_classifier":
         return BertTokenClassifier(**settings, num_classes=5, encoder_output_dropout_rate=0.0)
     return BertSummarizer(**settings)

@@ -23,10 +23,9 @@ from modelzoo_trainer.data.csv.pretraining_rows import (
     DynamicOptions,
     StaticMaskRows,
 )
-from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of
+from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
 from modelzoo_trainer.data.csv.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
-from modelzoo_trainer.data.stream_processor import say_ignored
 from modelzoo_trainer.errors import ConfigError
 
 _EXCLUDED: Final = ("[CLS]", "[SEP]", "[PAD]", "[MASK]")

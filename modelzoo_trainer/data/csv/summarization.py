@@ -14,10 +14,9 @@ from typing_extensions import override
 from modelzoo_trainer.constraints import Flag, NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.data.csv.pretraining_rows import check_length
-from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of
+from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
 from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, integers
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
-from modelzoo_trainer.data.stream_processor import say_ignored
 
 _COLUMNS: Final = ("input_ids", "labels", "token_type_ids", "cls_indices")
 

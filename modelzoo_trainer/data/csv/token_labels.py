@@ -24,11 +24,10 @@ from modelzoo_trainer.constraints import (
 from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.data.csv.follow import followed
 from modelzoo_trainer.data.csv.pretraining_rows import check_length
-from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of
+from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
 from modelzoo_trainer.data.csv.rows import Arrays, CsvRows
 from modelzoo_trainer.data.csv.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
-from modelzoo_trainer.data.stream_processor import say_ignored
 from modelzoo_trainer.errors import ConfigError, reason_of
 
 _PAD: Final = "[PAD]"

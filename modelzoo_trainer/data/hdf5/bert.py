@@ -11,10 +11,11 @@ from modelzoo_trainer.data.hdf5.processor import (
     HDF5Processor,
     check_padding,
     lacks_of,
+    say_ignored,
 )
 from modelzoo_trainer.data.hdf5.selection import parse_sources
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
-from modelzoo_trainer.data.stream_processor import say_ignored, say_once
+from modelzoo_trainer.data.stream_processor import say_once
 from modelzoo_trainer.errors import ConfigError
 
 

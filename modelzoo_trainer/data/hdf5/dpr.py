@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from modelzoo_trainer.constraints import Flag, Names, NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.data.hdf5.dataset import RowOptions
-from modelzoo_trainer.data.hdf5.processor import HDF5Processor, lacks_of
+from modelzoo_trainer.data.hdf5.processor import HDF5Processor, lacks_of, say_ignored
 from modelzoo_trainer.data.hdf5.retrieval_rows import CONTEXT_DATASET, QUESTION_DATASET
 from modelzoo_trainer.data.hdf5.selection import parse_sources
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
-from modelzoo_trainer.data.stream_processor import say_ignored
+from modelzoo_trainer.data.stream_processor import say_without_effect
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.hdf5_format import PARAMS
 
@@ -75,7 +75,8 @@ class DPRHDF5DataProcessor(HDF5Processor):
         owner = type(self).__name__
         _refuse_vsl(owner, use_vsl=use_vsl)
         say_ignored(owner, {"shuffle_buffer": shuffle_buffer, "vocab_size": vocab_size})
-        say_ignored(owner, {"features_list": features_list}, f"{PARAMS} names the rows")
+        reasons = {"features_list": f"{PARAMS} names the rows"}
+        say_without_effect(owner, {"features_list": features_list}, reasons)
         options = LoadingOptions(
             global_batch_size=batch_size,
             shuffle=shuffle,

@@ -20,11 +20,12 @@ from modelzoo_trainer.data.hdf5.processor import (
     HDF5Processor,
     check_padding,
     lacks_of,
+    say_ignored,
 )
 from modelzoo_trainer.data.hdf5.selection import Source, parse_sources
 from modelzoo_trainer.data.hdf5.transforms import parse_transforms
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
-from modelzoo_trainer.data.stream_processor import say_ignored, say_once
+from modelzoo_trainer.data.stream_processor import say_once
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import FEATURES, PARAMS, VSL_FEATURES
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from typing import Any, Final
 
 from modelzoo_trainer.data.hdf5.dataset import RowOptions, open_dataset
 from modelzoo_trainer.data.hdf5.files import lacking_h5py, missing_folders
@@ -11,9 +12,19 @@ from modelzoo_trainer.data.hdf5.rows import HDF5Rows, MappedRows
 from modelzoo_trainer.data.hdf5.selection import Source
 from modelzoo_trainer.data.processor import LoadingOptions
 from modelzoo_trainer.data.stream import Member
-from modelzoo_trainer.data.stream_processor import StreamProcessor, say_once
+from modelzoo_trainer.data.stream_processor import StreamProcessor, say_once, say_without_effect
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
+
+_NO_EFFECT: Final = {
+    "use_worker_cache": "files are read where they are",
+    "vocab_size": "token ids are compared with the vocab_size of the model",
+    "repeat": "epochs repeat until the loop ends",
+    "use_multiple_workers": "num_workers decides",
+    "shuffle_buffer": "shuffle puts all samples of all files into a random order",
+    "max_sequence_length": "this processor reads whole samples, as long as they are in the files",
+}
+"""Arguments of published files that this package does not need, and why."""
 
 
 class HDF5Processor(StreamProcessor):
@@ -44,7 +55,7 @@ class HDF5Processor(StreamProcessor):
             ConfigError: If the data cannot be read, or does not fit the arguments.
         """
         self.options = options
-        self._pads = pad_last
+        self.pads = pad_last
         self.dataset, self.members = self.load(sources, rows)
 
     @event("load")
@@ -53,6 +64,16 @@ class HDF5Processor(StreamProcessor):
     ) -> tuple[HDF5Rows | MappedRows, list[Member]]:
         """Return the dataset, and how many samples of each source are in an epoch."""
         return open_dataset(sources, rows)
+
+
+def say_ignored(owner: str, given: Mapping[str, Any]) -> None:
+    """Log once which of the arguments have no effect.
+
+    Args:
+        owner: Name of the data processor.
+        given: Arguments that are not at their default, by name.
+    """
+    say_without_effect(owner, given, _NO_EFFECT)
 
 
 def lacks_of(sources: Iterable[Source]) -> list[str]:

@@ -22,12 +22,12 @@ from modelzoo_trainer.models.bert.encoder import Encoder, Step, draw_weight
 from modelzoo_trainer.models.bert.engines import encoder_tensor_plan, lr_groups, published_name
 from modelzoo_trainer.models.bert.settings import EncoderSettings
 from modelzoo_trainer.models.feed_forward import Nonlinearity, activation_of
+from modelzoo_trainer.models.language_loss import IGNORED_LABEL, token_losses
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup, logits_scale
 
 POSITIONS = "masked_lm_positions"
 _WEIGHTS = "masked_lm_mask"
 _SCALE = "mlm_loss_scale"
-_IGNORED = -100
 
 
 @checked()
@@ -167,7 +167,8 @@ class Bert(BertSettings, nn.Module):
         hidden = self.encoder(batch)
         labels, weights = batch["labels"], label_weights(batch)
         logits = self._score(hidden, batch.get(POSITIONS))
-        losses = _losses(logits, labels, self.label_smoothing if self.training else 0.0)
+        smoothing = self.label_smoothing if self.training else 0.0
+        losses = token_losses(logits, labels, label_smoothing=smoothing)
         num = num_sequences(batch)
         if _SCALE in batch:
             scaled = losses * weights * batch[_SCALE].float()
@@ -180,7 +181,7 @@ class Bert(BertSettings, nn.Module):
             classes = self._scaled(self.nsp_head(self.encoder.pool(hidden)))
             targets = batch["next_sentence_label"].flatten().long()
             sums = functional.cross_entropy(classes.float(), targets, reduction="sum")
-            num_targets = (targets != _IGNORED).sum().clamp(min=1)
+            num_targets = (targets != IGNORED_LABEL).sum().clamp(min=1)
             loss = loss + sums / num_targets
             outputs["nsp_logits"] = classes
             if is_measured:
@@ -253,17 +254,5 @@ def label_weights(batch: Mapping[str, Tensor]) -> Tensor:
     Shapes:
         Returns: as `labels` of the batch, float32.
     """
-    counts = (batch["labels"] != _IGNORED).float()
+    counts = (batch["labels"] != IGNORED_LABEL).float()
     return counts * batch[_WEIGHTS] if _WEIGHTS in batch else counts
-
-
-def _losses(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Return the cross entropy of each label, 0 where it is -100."""
-    losses = functional.cross_entropy(
-        logits.flatten(0, 1).float(),
-        labels.flatten().long(),
-        ignore_index=_IGNORED,
-        reduction="none",
-        label_smoothing=label_smoothing,
-    )
-    return losses.view(labels.shape)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelzoo_trainer.data import stream_processor as processor
+from modelzoo_trainer.data import stream_processor
 from modelzoo_trainer.data.hdf5.gpt import GptHDF5DataProcessor, GptHDF5MapDataProcessor
 from modelzoo_trainer.errors import ConfigError
 from tests.data.hdf5.written import LENGTH, firsts, flat, samples, write
@@ -25,7 +25,7 @@ def batches(data_dir, **arguments):
 
 @pytest.fixture
 def logged(caplog, monkeypatch):
-    monkeypatch.setattr(processor, "_SAID", set())
+    monkeypatch.setattr(stream_processor, "_SAID", set())
     caplog.set_level(logging.INFO, "modelzoo_trainer.data")
     return caplog
 
