@@ -249,10 +249,7 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
         loader["micro_batch_size"] = _micro(loader["micro_batch_size"], old)
     if published_seq2seq.is_seq2seq(loader):
         published_seq2seq.scale_loader(loader, folder)
-    if loader.get("max_sequence_length"):
-        factor = min(1.0, LENGTH / loader["max_sequence_length"])
-        _change(loader, ("max_predictions_per_seq",), factor)
-        loader["max_sequence_length"] = LENGTH
+    _scale_sequences(loader)
     if loader.get("vocab_file"):
         loader["vocab_file"] = str(folder / "vocab.txt")
     if loader.get("num_samples"):
@@ -264,6 +261,13 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
         member["data_dir"] = str(folder / str(number))
     if "data_dir" in loader:
         loader["data_dir"] = str(folder)
+
+
+def _scale_sequences(loader: Plain) -> None:
+    if loader.get("max_sequence_length"):
+        factor = min(1.0, LENGTH / loader["max_sequence_length"])
+        _change(loader, ("max_predictions_per_seq",), factor)
+        loader["max_sequence_length"] = LENGTH
 
 
 def _scale_transform(transform: Plain, factors: Factors) -> None:
