@@ -302,6 +302,7 @@ def test_a_split_without_rows_is_reported(source, caplog) -> None:
     assert f"{source / 'out' / 'b'} has no rows: it got none" in caplog.text
     assert f"{source / 'out' / 'a'} has no rows" not in caplog.text
     assert text.count("warning    no rows") == 1
+    assert not [*(source / "out" / "b").glob("*.h5")]  # so that a check of a training file sees it
     write_lines(source / "in" / "a.jsonl", ["", ""])
     run(source, out="short", setup=splits)
     assert f"{source / 'short' / 'a'} has no rows: of its 2 documents, 2" in caplog.text

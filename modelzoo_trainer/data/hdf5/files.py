@@ -101,7 +101,20 @@ def missing_folders(folders: Iterable[str], argument: str) -> list[str]:
             found.append(f"{argument} {folder!r} {problem}. Give a folder with {SUFFIX} files.")
         elif (path / INCOMPLETE).exists():
             found.append(_unfinished(folder, argument))
+        elif _is_without_files(path):
+            found.append(
+                f"{argument} {folder!r} has no {SUFFIX} file. Files in subfolders and files with "
+                f"other endings are not read; give the folder that has them."
+            )
     return found
+
+
+def _is_without_files(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return not any(one.name.endswith(SUFFIX) and not one.is_dir() for one in entries)
+    except OSError:  # raised when the files are opened
+        return False
 
 
 def find_files(folders: Sequence[str], argument: str = "data_dir") -> list[str]:
@@ -120,11 +133,6 @@ def find_files(folders: Sequence[str], argument: str = "data_dir") -> list[str]:
             raise ConfigError(
                 f"{argument} {folder!r} cannot be listed: {reason_of(error)}."
             ) from error
-        if not found:
-            raise ConfigError(
-                f"{argument} {folder!r} has no {SUFFIX} file. Files in subfolders and files with "
-                f"other endings are not read; give the folder that has them."
-            )
         paths += [os.path.join(folder, name) for name in found]
     return sorted(paths)
 
