@@ -18,6 +18,7 @@ from benchmarks.published_encoders import (
     write_masked,
     write_vocabulary,
 )
+from benchmarks.published_images import has_images, write_images
 from benchmarks.published_preprocessed import write_rows
 from benchmarks.published_scaling import BATCH, LABELS, LENGTH, STEPS
 from benchmarks.published_tasks import TASK_PROCESSORS, write_task
@@ -39,6 +40,9 @@ def write_data(loader: dict[str, Any]) -> None:
     if published_seq2seq.is_seq2seq(loader):
         text = _text()
         published_seq2seq.write_text(loader, text[text != END][: _NUM_ROWS * LENGTH].tolist())
+        return
+    if has_images(loader):
+        write_images(Path(loader["data_dir"]), _NUM_ROWS)
         return
     if loader.get("vocab_file"):
         write_vocabulary(Path(loader["vocab_file"]))

@@ -23,6 +23,7 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | seed | 1 where there is none |
 | sparsity | updates every 4 steps |
 | workers of dataloaders | none: starting them takes longer than the run |
+| images | as in `published_images.py` |
 | data | the text of Python's standard library |
 """
 
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks import published_seq2seq
+from benchmarks.published_images import has_images, scale_images
 
 Plain = dict[str, Any]
 
@@ -118,6 +120,8 @@ def _scale_models(model: Plain, num_sinks: int) -> Factors:
 
 
 def _scale_model(model: Plain, num_sinks: int) -> Factors:
+    if has_images(model):
+        scale_images(model)
     hidden, heads = model["hidden_size"], model.get("num_heads") or 1
     inner = model.get("attention_inner_dim") or hidden
     head_size = inner / heads
@@ -247,11 +251,8 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
     loader["num_workers"] = 0
     if "micro_batch_size" in loader:
         loader["micro_batch_size"] = _micro(loader["micro_batch_size"], old)
-    if published_seq2seq.is_seq2seq(loader):
-        published_seq2seq.scale_loader(loader, folder)
+    _scale_format(loader, folder)
     _scale_sequences(loader)
-    if loader.get("vocab_file"):
-        loader["vocab_file"] = str(folder / "vocab.txt")
     if loader.get("num_samples"):
         loader["num_samples"] = STEPS * BATCH
     _limit_vocabulary(loader)
@@ -261,6 +262,16 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
         member["data_dir"] = str(folder / str(number))
     if "data_dir" in loader:
         loader["data_dir"] = str(folder)
+
+
+def _scale_format(loader: Plain, folder: Path) -> None:
+    """Scale what dataloaders of other data than rows of tokens have."""
+    if published_seq2seq.is_seq2seq(loader):
+        published_seq2seq.scale_loader(loader, folder)
+    if has_images(loader):
+        scale_images(loader)
+    if loader.get("vocab_file"):
+        loader["vocab_file"] = str(folder / "vocab.txt")
 
 
 def _scale_sequences(loader: Plain) -> None:

@@ -27,6 +27,7 @@ PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",
         "GptHDF5MapDataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5MapDataProcessor",
+        "ImageNet1KProcessor": "modelzoo_trainer.data.images.imagenet:ImageNet1KProcessor",
         "MNLIDataProcessor": "modelzoo_trainer.data.csv.glue:MNLIDataProcessor",
         "SST2DataProcessor": "modelzoo_trainer.data.csv.glue:SST2DataProcessor",
         "SyntheticProcessor": "modelzoo_trainer.data.synthetic:SyntheticProcessor",

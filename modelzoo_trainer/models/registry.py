@@ -39,6 +39,7 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "gpt-neox": _GPTJ,
         "t5": _T5,
         "transformer": _T5,
+        "vision_transformer": "modelzoo_trainer.models.vision.classifier:Vit",
     }
 )
 """Name to `module:class`. The constructor of the class is the schema of the `model` section."""

@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 from torch.distributed import TCPStore
 
-from tests.distributed.ranks import environment
+from tests.distributed.ranks import environment, start_workers_as_a_program_does
 from tests.handled_signals import handles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,6 +156,7 @@ def _work(output: str, env: dict[str, str | None], place: str, words: list[str])
         else:
             os.environ[name] = value
     _be_quiet()
+    start_workers_as_a_program_does()
     os.chdir(place)
     sys.argv = ["run.py", *words]
     runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
