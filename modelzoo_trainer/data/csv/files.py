@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from modelzoo_trainer.errors import ConfigError, reason_of
 
 META: Final = "meta.dat"
+_AGAIN: Final = "Prepare the data again."
 _CHUNK: Final = 1 << 24  # bytes scanned at a time
 _NEWLINE, _QUOTE = 10, 34
 _DIGEST_BYTES: Final = 4
@@ -130,7 +131,7 @@ class CsvFiles:
         columns: Sequence[str],
         *,
         delimiter: str = ",",
-        advice: str = "Prepare the data again.",
+        advice: str = _AGAIN,
         quotes: bool = True,
     ) -> None:
         self.files = tuple(files)
@@ -204,7 +205,7 @@ class CsvFiles:
                     if len(cells) != len(index.columns):
                         raise ConfigError(
                             f"{self.place_of(row)} has {len(cells)} cells, but the header has "
-                            f"{len(index.columns)}. {self._advice}"
+                            f"{len(index.columns)}. {_AGAIN}"
                         )
                     found[place] = [cells[one] for one in wanted]
         return found
@@ -222,6 +223,10 @@ class CsvFiles:
             raise ConfigError(
                 f"{file.path}: the header has no column {', '.join(lacks)}; it has "
                 f"{', '.join(columns)}. {self._advice}"
+            )
+        if twice := [name for name in self.columns if columns.count(name) > 1]:
+            raise ConfigError(
+                f"{file.path}: the header has the column {twice[0]} twice. Remove one of them."
             )
         return [columns.index(name) for name in self.columns]
 
@@ -248,7 +253,7 @@ class CsvFiles:
         try:
             records = list(csv.reader(io.StringIO(content.decode(), newline=""), **self._format))
         except (csv.Error, UnicodeError) as error:
-            raise ConfigError(f"{place} cannot be read ({error}). {self._advice}") from error
+            raise ConfigError(f"{place} cannot be read ({error}). {_AGAIN}") from error
         return records[0] if records else []
 
 

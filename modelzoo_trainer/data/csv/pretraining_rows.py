@@ -21,6 +21,7 @@ from modelzoo_trainer.data.csv.vocabulary import Vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 IGNORED_LABEL: Final = -100
+_NUM_SEGMENTS, _NUM_CLASSES = 2, 2  # unless the model has other numbers
 _ADVICE: Final = "Prepare the data again."
 
 
@@ -50,6 +51,7 @@ class PretrainingRows(CsvRows):
         self._columns, self._pair_columns = tuple(columns), tuple(pair_columns)
         self._owner, self._given = owner, disable_nsp
         self.has_pairs = False
+        self._num_segments, self._num_classes = _NUM_SEGMENTS, _NUM_CLASSES
         self._read_pairs(not disable_nsp)
 
     def follow_model(self, model: Any) -> None:
@@ -60,6 +62,8 @@ class PretrainingRows(CsvRows):
         """
         own = followed(self._owner, "disable_nsp", self._given, model, default=False)
         self._read_pairs(not own)
+        self._num_segments = getattr(model, "num_segments", None) or _NUM_SEGMENTS
+        self._num_classes = getattr(model, "num_classes", None) or _NUM_CLASSES
 
     def _read_pairs(self, has_pairs: bool) -> None:
         self.has_pairs = has_pairs
@@ -139,6 +143,8 @@ class DynamicMaskRows(PretrainingRows):
     def _masked(self, text: str, row: int) -> Masked:
         options = self.options
         tokens = self.parse(text, "tokens", row)
+        if not tokens or not all(isinstance(one, str) for one in tokens):
+            raise self.refused(row, "tokens must be strings, at least one.")
         if len(tokens) > options.length:
             if self.has_pairs:  # the second sentence would be cut
                 raise self.refused(
@@ -157,10 +163,10 @@ class DynamicMaskRows(PretrainingRows):
         for number, row in enumerate(rows.tolist()):
             _, text, label = cells[number]
             found = integers(self.parse(text, "segment_ids", row))
-            if found is None or len(found) > self.options.length:
-                raise self.refused(
-                    row, "segment_ids must be integers, at most max_sequence_length of them."
-                )
+            num = len(self.parse(cells[number][0], "tokens", row))
+            if found is None or len(found) != num:
+                raise self.refused(row, f"segment_ids must be integers, {num} as the tokens.")
+            self.check_limit(found, self._num_segments, "segment_ids", row)
             segments[number, : len(found)] = found
             labels[number] = self._label(label, "is_random_next", row)
         return {"token_type_ids": segments, "next_sentence_label": labels}
@@ -172,6 +178,7 @@ class DynamicMaskRows(PretrainingRows):
             return names[text]
         if not text.isdecimal():
             raise self.refused(row, f"{column} is {text!r}, expected 0 or 1.")
+        self.check_limit([int(text)], self._num_classes, column, row)
         return int(text)
 
 
@@ -236,22 +243,37 @@ class StaticMaskRows(PretrainingRows):
                 f"a sequence has {length} tokens, but the model's max_position_embeddings is "
                 f"{num_positions}. Increase it.",
             )
+        self._check_widths(batch, rows)
         labels = batch["labels"]
+        values = batch | {"labels": np.where(labels == IGNORED_LABEL, 0, labels)}
         limits = {
-            "input_ids": (inputs, vocab_size),
-            "labels": (np.where(labels == IGNORED_LABEL, 0, labels), vocab_size),
+            "input_ids": vocab_size,
+            "attention_mask": 2,
+            "labels": vocab_size,
+            "masked_lm_positions": length,
+            "token_type_ids": self._num_segments,
+            "next_sentence_label": self._num_classes,
         }
-        if "masked_lm_positions" in batch:
-            limits["masked_lm_positions"] = (batch["masked_lm_positions"], length)
-        for name, (values, limit) in limits.items():
-            wrong = values < 0
-            if limit is not None:
-                wrong |= values >= limit
-            if wrong.any():
-                number, place = (int(one[0]) for one in np.nonzero(wrong))
-                known = "" if limit is None else f", but must be below {limit}"
+        for name in [name for name in limits if name in batch]:
+            for number, row in enumerate(rows.tolist()):
+                self.check_limit(values[name][number], limits[name], name, row)
+
+    def _check_widths(self, batch: Arrays, rows: Ints) -> None:
+        length, num_labels = batch["input_ids"].shape[1], batch["labels"].shape[1]
+        is_gathered = "masked_lm_positions" in batch
+        widths = {
+            "attention_mask": length,
+            "token_type_ids": length,
+            "labels": num_labels if is_gathered else length,
+            "masked_lm_positions": num_labels,
+            "masked_lm_mask": num_labels,
+            "next_sentence_label": 1,
+        }
+        for name in [name for name in widths if name in batch]:
+            if batch[name].shape[1] != widths[name]:
                 raise self.refused(
-                    int(rows[number]), f"{name} has {values[number, place]} at {place}{known}."
+                    int(rows[0]),
+                    f"{name} has {batch[name].shape[1]} values, expected {widths[name]}.",
                 )
 
 

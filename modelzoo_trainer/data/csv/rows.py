@@ -92,6 +92,29 @@ class CsvRows(BatchDataset):
         """Return an error about a row."""
         return ConfigError(f"{self.files.place_of(row)}: {problem}")
 
+    def check_limit(self, values: Any, limit: int | None, column: str, row: int) -> None:
+        """Check the integers of a row.
+
+        Args:
+            values: The integers.
+            limit: What they must be below; None = not known.
+            column: Their column.
+            row: Its number.
+
+        Raises:
+            ConfigError: With the first that is negative or too large.
+        """
+        found = np.asarray(values)
+        wrong = found < 0
+        if limit is not None:
+            wrong |= found >= limit
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            known = "" if limit is None else f" and below {limit}"
+            raise self.refused(
+                row, f"{column} has {found[place]} at {place}, but must be >= 0{known}."
+            )
+
     def parse(self, text: str, column: str, row: int) -> list[Any]:
         """Return the list that a cell has as text.
 

@@ -37,6 +37,13 @@ class SummarizationRows(CsvRows):
         super().__init__(CsvFiles(files, ()))
         self._length, self._num, self._pad = length, num_sentences, pad
         self._vocab_size: int | None = None
+        self._num_labels: int | None = None
+        self._num_segments = 2
+
+    def follow_model(self, model: Any) -> None:
+        """Take the numbers of labels and segments of the model, to check rows."""
+        self._num_labels = getattr(model, "num_labels", None)
+        self._num_segments = getattr(model, "num_segments", None) or self._num_segments
 
     @override
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
@@ -91,11 +98,14 @@ class SummarizationRows(CsvRows):
                 f"there are {len(found['labels'])} labels, but {len(found['cls_indices'])} "
                 f"cls_indices.",
             )
-        highest = int(found["input_ids"].max(initial=0))
-        if self._vocab_size is not None and highest >= self._vocab_size:
+        num = len(found["input_ids"])
+        if len(found["token_type_ids"]) != num:
             raise self.refused(
-                row, f"input_ids has {highest}, but the model's vocab_size is {self._vocab_size}."
+                row, f"there are {len(found['token_type_ids'])} token_type_ids, but {num} tokens."
             )
+        limits = (self._vocab_size, self._num_labels, self._num_segments, num)
+        for name, limit in zip(_COLUMNS, limits, strict=True):
+            self.check_limit(found[name], limit, name, row)
         return found
 
 

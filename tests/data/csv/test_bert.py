@@ -222,6 +222,36 @@ def test_what_cannot_work_is_refused(dynamic, tmp_path):
             next(iter(dynamic(rows, batch_size=1)))
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "facts"),
+    [
+        ("is_random_next", 2, "is_random_next has 2"),
+        ("tokens", [1, 2], "tokens must be strings"),
+        ("tokens", [["a"]], "tokens must be strings"),
+        ("tokens", [], "tokens must be strings, at least one"),
+        ("segment_ids", [0] * 9, "segment_ids must be integers, 10"),
+        ("segment_ids", [0] * 9 + [2], "segment_ids has 2 at 9.* below 2"),
+        ("segment_ids", [-1] * 10, "segment_ids has -1 at 0"),
+    ],
+)
+def test_cells_that_no_model_can_use_are_refused(dynamic, column, value, facts):
+    with pytest.raises(ConfigError, match=f"part 0.csv: row 1: {facts}"):
+        next(iter(dynamic([sentence(0) | {column: value}], batch_size=1)))
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ({"attention_mask": [1, 1]}, "attention_mask has 2 values, expected 4"),
+        ({"token_type_ids": [0]}, "token_type_ids has 1 values, expected 4"),
+        ({"masked_lm_positions": [1]}, "masked_lm_positions has 1 values, expected 2"),
+    ],
+)
+def test_columns_of_other_lengths_are_refused(static, change, facts):
+    with pytest.raises(ConfigError, match=facts):
+        next(iter(static([static_row(0, **change)] * 2)))
+
+
 def test_arguments_without_effect_are_logged(dynamic, caplog, monkeypatch):
     monkeypatch.setattr(stream_processor, "_SAID", set())
     ignored = ["shuffle_buffer", "buckets", "vocab_size", "whole_word_masking", "steps"]
@@ -286,9 +316,15 @@ def test_columns_may_be_missing(static):
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
-        ({"input_ids": [2, 4, 99, 3]}, "row 2: input_ids has 99 at 2, but must be below 50"),
+        (
+            {"input_ids": [2, 4, 99, 3]},
+            "row 2: input_ids has 99 at 2, but must be >= 0 and below 50",
+        ),
         ({"labels": [50, 0]}, "row 2: labels has 50 at 0"),
         ({"masked_lm_positions": [4, 0]}, "row 2: masked_lm_positions has 4 at 0.* below 4"),
+        ({"token_type_ids": [0, 0, 2, 1]}, "row 2: token_type_ids has 2 at 2.* below 2"),
+        ({"next_sentence_label": 2}, "row 2: next_sentence_label has 2 at 0.* below 2"),
+        ({"attention_mask": [1, 1, 1, 2]}, "row 2: attention_mask has 2 at 3"),
         ({"labels": [8, 0, 0]}, "row 2: labels has 3 values, but other rows have 2"),
         ({"masked_lm_weights": [0.5, 0]}, "row 2: masked_lm_weights must be integers"),
     ],

@@ -58,6 +58,13 @@ def test_what_does_not_fit_is_refused_with_its_place(tmp_path):
         CsvFiles(find_files([folder]), ("text",)).read(np.array([1]))
 
 
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    (tmp_path / "f.csv").write_text("h,h\n1,2\n")
+    (tmp_path / "meta.dat").write_text("f.csv 1\n")
+    with pytest.raises(ConfigError, match=r"f.csv: the header has the column h twice"):
+        CsvFiles(find_files([str(tmp_path)]), ("h",)).read(np.array([0]))
+
+
 def test_folders_that_lack_something_are_refused(tmp_path):
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match=r"does not exist|no file meta\.dat"):

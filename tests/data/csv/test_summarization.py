@@ -52,11 +52,15 @@ def test_long_documents_lose_the_sentences_that_are_cut(loader):
 def test_what_does_not_fit_is_refused(loader):
     for change, facts in (
         ({"b": [1]}, "row 2: there are 1 labels, but 2 cls_indices"),
-        ({"a": [-1]}, "row 2: input_ids must be integers"),
-        ({"a": [60]}, "row 2: input_ids has 60, but the model's vocab_size is 51"),
+        ({"a": [-1] * 6}, "row 2: input_ids must be integers"),
+        ({"a": [60] * 6}, "row 2: input_ids has 60 at 0, .* below 51"),
+        ({"b": [0, 2]}, "row 2: labels has 2 at 1, .* below 2"),
+        ({"c": [0, 0, 0, 2, 2, 2]}, "row 2: token_type_ids has 2 at 3, .* below 2"),
+        ({"c": [0]}, "row 2: there are 1 token_type_ids, but 6 tokens"),
+        ({"d": [0, 6]}, "row 2: cls_indices has 6 at 1, .* below 6"),
     ):
         rows = loader(ROW, {**ROW, **change})
-        check_model(rows, SimpleNamespace(vocab_size=51))
+        check_model(rows, SimpleNamespace(vocab_size=51, num_labels=2))
         with pytest.raises(ConfigError, match=facts):
             next(iter(rows))
     with pytest.raises(ConfigError, match="there are 3 cells"):
