@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .coordination.world import World, join, joined
     from .environment import (
         LIMIT_BATCHES,
+        MODELZOO_ROOT,
         NOTIFICATION_ENDPOINT,
         NOTIFICATION_MAILFROM,
         NOTIFICATION_PASSWORD,
@@ -60,6 +61,7 @@ _HOMES = {
         "hold_hf_cache_dir",
         "loaded_hf_libraries",
         "LIMIT_BATCHES",
+        "MODELZOO_ROOT",
         "limit_batches",
     ),
     "errors": ("BackendError", "BackendUnavailable", "HostReadError", "is_too_large"),
@@ -82,6 +84,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LIMIT_BATCHES",
+    "MODELZOO_ROOT",
     "NOTIFICATION_ENDPOINT",
     "NOTIFICATION_MAILFROM",
     "NOTIFICATION_PASSWORD",

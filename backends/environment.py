@@ -11,6 +11,7 @@ from typing import Final
 from .process_settings import Overrides
 
 LIMIT_BATCHES: Final = "MODELZOO_LIMIT_BATCHES"
+MODELZOO_ROOT: Final = "MODELZOO_ROOT"  # files of the format name it
 
 
 def limit_batches(environ: Mapping[str, str] | None = None) -> int | None:

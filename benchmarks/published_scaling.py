@@ -15,13 +15,15 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | experts | at most 4, and as many per token as before, but at most as many as there are |
 | sequence length T | rows of 64; `max_position_embeddings` 64 and the sink tokens |
 | windows, original length of scaled positions, sink tokens | as T; at least 4, 8, 1 |
-| `loss_weight` | in inverse proportion to T, as it is usually 1 / T |
+| `loss_weight`, `mlm_loss_weight` | in inverse proportion to T, as they are usually 1 / labels |
+| `max_predictions_per_seq` | in proportion to T, at least 1 |
 | batch size | 8; `micro_batch_size` in proportion, at least 1 |
 | length | 20 steps, validation of 2 batches every 10, a checkpoint every 6, each step logged |
 | learning rate | constant, 0.001, in place of each schedule of it; factors of groups stay |
 | seed | 1 where there is none |
 | sparsity | updates every 4 steps |
 | workers of dataloaders | none: starting them takes longer than the run |
+| images | as in `published_images.py` |
 | data | the text of Python's standard library |
 """
 
@@ -32,6 +34,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from benchmarks import published_seq2seq
+from benchmarks.published_images import has_images, scale_images
+
 Plain = dict[str, Any]
 
 LENGTH: Final = 64
@@ -40,6 +45,8 @@ STEPS: Final = 20
 CHECKPOINT_STEPS: Final = 6
 LEARNING_RATE: Final = 1e-3
 BATCH: Final = 8
+LABELS: Final = "labels.json"
+"""File of the labels of tokens, in the folder of the data."""
 
 _HEADS, _HEAD_SIZE, _LAYERS, _EXPERTS = 4, 16, 2, 4
 _MICRO_BATCH: Final = "csx.performance.micro_batch_size"
@@ -68,6 +75,8 @@ def scaled(trainer: Plain, folder: Path) -> tuple[Plain, list[Plain]]:
     model = init.get("model") or {}
     num_sinks = max((_num_sinks(one) for _, one in _dataloaders(short)), default=0)
     factors = _scale_models(model, num_sinks)
+    if model.get("label_vocab_file"):
+        model["label_vocab_file"] = str(folder / LABELS)
     _scale_run(init)
     sizes = [one.get("batch_size") for key, one in _dataloaders(short) if key.startswith("train")]
     _scale_flags(init, sizes[0] if sizes else None)
@@ -98,9 +107,12 @@ def _copied(value: Any) -> Any:
 
 def _scale_models(model: Plain, num_sinks: int) -> Factors:
     """Scale a model, and the models inside it, in place."""
+    if published_seq2seq.is_seq2seq(model):
+        published_seq2seq.scale_model(model)
+        return Factors()
     found = Factors()
-    for inner in [one for one in model.values() if isinstance(one, dict) and "name" in one]:
-        if "hidden_size" in inner:
+    for inner in model.values():
+        if isinstance(inner, dict) and "hidden_size" in inner:
             found = _scale_models(inner, num_sinks)
     if "hidden_size" in model:
         found = _scale_model(model, num_sinks)
@@ -108,6 +120,8 @@ def _scale_models(model: Plain, num_sinks: int) -> Factors:
 
 
 def _scale_model(model: Plain, num_sinks: int) -> Factors:
+    if has_images(model):
+        scale_images(model)
     hidden, heads = model["hidden_size"], model.get("num_heads") or 1
     inner = model.get("attention_inner_dim") or hidden
     head_size = inner / heads
@@ -130,8 +144,11 @@ def _scale_model(model: Plain, num_sinks: int) -> Factors:
     _limit_vocabulary(model)
     _scale_lengths(model, factors.length, num_sinks)
     _scale_experts(model)
-    if model.get("loss_weight") and model.get("loss_scaling") == "batch_size":
+    is_sum = model.get("loss_scaling") == "batch_size" or str(model.get("name")).startswith("bert/")
+    if model.get("loss_weight") and is_sum:
         model["loss_weight"] /= factors.length
+    if model.get("mlm_loss_weight"):
+        model["mlm_loss_weight"] /= factors.length
     return factors
 
 
@@ -234,8 +251,8 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
     loader["num_workers"] = 0
     if "micro_batch_size" in loader:
         loader["micro_batch_size"] = _micro(loader["micro_batch_size"], old)
-    if loader.get("max_sequence_length"):
-        loader["max_sequence_length"] = LENGTH
+    _scale_format(loader, folder)
+    _scale_sequences(loader)
     if loader.get("num_samples"):
         loader["num_samples"] = STEPS * BATCH
     _limit_vocabulary(loader)
@@ -245,6 +262,23 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
         member["data_dir"] = str(folder / str(number))
     if "data_dir" in loader:
         loader["data_dir"] = str(folder)
+
+
+def _scale_format(loader: Plain, folder: Path) -> None:
+    """Scale what dataloaders of other data than rows of tokens have."""
+    if published_seq2seq.is_seq2seq(loader):
+        published_seq2seq.scale_loader(loader, folder)
+    if has_images(loader):
+        scale_images(loader)
+    if loader.get("vocab_file"):
+        loader["vocab_file"] = str(folder / "vocab.txt")
+
+
+def _scale_sequences(loader: Plain) -> None:
+    if loader.get("max_sequence_length"):
+        factor = min(1.0, LENGTH / loader["max_sequence_length"])
+        _change(loader, ("max_predictions_per_seq",), factor)
+        loader["max_sequence_length"] = LENGTH
 
 
 def _scale_transform(transform: Plain, factors: Factors) -> None:

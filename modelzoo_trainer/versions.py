@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from typing import Final
 
@@ -19,6 +20,7 @@ _GIT: Final = (
 )
 
 
+@cache  # read from files, which takes milliseconds
 def versions() -> str:
     """Return the versions of Python and the main packages, in one line."""
     found = [f"Python {platform.python_version()}"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
@@ -19,12 +20,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
+    SavePlan,
     SavePlanner,
     WriteItem,
     WriteItemType,
 )
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 from typing_extensions import override
 
 from modelzoo_trainer.checkpointing import disk
@@ -107,13 +110,7 @@ class _Content:
 
     def _put(self, name: str, tensor: Tensor) -> str:
         """Return the name of a tensor in the file; tied tensors share the first one's."""
-        key = (
-            tensor.data_ptr(),
-            tensor.device,
-            tensor.dtype,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-        )
+        key = _memory_of(tensor)
         if tensor.numel() and key in self._known:
             return self._known[key]
         while name in self.tensors or name == METADATA:
@@ -121,6 +118,12 @@ class _Content:
         self.tensors[name] = tensor
         self._known[key] = name
         return name
+
+
+def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what is equal for tied tensors."""
+    place = (tensor.data_ptr(), tensor.device, tensor.dtype)
+    return (*place, tuple(tensor.shape), tuple(tensor.stride()))
 
 
 def _refuse_distributed(name: str, value: Any) -> None:
@@ -281,9 +284,10 @@ def _path_of(planned: Sequence[Any]) -> StatePath:
 
 
 class CheckpointSavePlanner(DefaultSavePlanner):
-    """The default plan, but containers are restored unchanged.
+    """The default plan, but containers are restored unchanged and tied tensors stored once.
 
-    The default plan turns integer keys of dicts into strings and loses empty dicts.
+    The default plan turns integer keys of dicts into strings and loses empty dicts. Of tensors that
+    several ranks have, it may let different ranks write tied ones.
     """
 
     @override
@@ -305,3 +309,46 @@ class CheckpointSavePlanner(DefaultSavePlanner):
             if name in done or name not in tensors
         }
         self.mappings = dict(paths)  # type: ignore[arg-type]  # the coordinator only merges them
+
+    @override
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        return super().create_global_plan(_with_ties(all_plans, _tied_to(self.state_dict)))
+
+
+def _tied_to(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of tied tensors, each with the first of those that it is tied to."""
+    first: dict[tuple[Any, ...], str] = {}
+    tied: dict[str, str] = {}
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            continue
+        own = value.to_local().detach() if isinstance(value, DTensor) else value
+        if type(own) in (Tensor, Parameter) and own.layout is torch.strided and own.numel():
+            kept = first.setdefault((*_memory_of(own), tuple(value.shape)), name)
+            if kept != name:
+                tied |= {name: kept, kept: kept}
+    return tied
+
+
+def _with_ties(plans: list[SavePlan], tied: Mapping[str, str]) -> list[SavePlan]:
+    """Return plans in which one rank writes all tensors that are tied to each other."""
+    if not tied:
+        return plans
+    writers: dict[tuple[str, Any], int] = {}
+    planned = set()
+    for number, plan in enumerate(plans):
+        for index in (item.index for item in plan.items if item.index.fqn in tied):
+            writers.setdefault((tied[index.fqn], index.offset), number)
+            planned.add((number, index))
+
+    def is_kept(number: int, item: WriteItem) -> bool:
+        name = tied.get(item.index.fqn)
+        if name is None:
+            return True
+        writer = writers[name, item.index.offset]
+        return number == writer or (writer, item.index) not in planned
+
+    return [
+        replace(plan, items=[item for item in plan.items if is_kept(number, item)])
+        for number, plan in enumerate(plans)
+    ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -58,13 +59,34 @@ def load_sharded(
     names = [name for name, steps in index.paths.items() if keys is None or steps[0][1] in keys]
     parts = Parts(path, manifest)
     leaves: dict[str, Any] = {}
+    tied = _tied(index, names)
     for name in names:
-        if name in index.tensors:
+        if name in index.tensors and name not in tied:
             _want_whole(parts, name, index.tensors[name], leaves)
     values = Values(parts, {name: index.values[name] for name in names if name in index.values})
     parts.read(everything=keys is None)
+    leaves |= {name: leaves[first] for name, first in tied.items()}
     leaves.update(values.decoded())
     return unflatten(leaves, index.paths)
+
+
+def _tied(index: ShardIndex, names: Iterable[str]) -> dict[str, str]:
+    """Return tensors whose blocks are all those of an earlier one, with the name of that one.
+
+    Every rank stores the block of tied tensors once.
+    """
+    first: dict[Any, str] = {}
+    tied = {}
+    for name in names:
+        tensor = index.tensors.get(name)
+        if tensor is None:
+            continue
+        blocks = frozenset(chunk for chunk in tensor.chunks if prod(chunk.lengths))
+        if blocks:
+            kept = first.setdefault((tensor.dtype, tensor.shape, blocks), name)
+            if kept != name:
+                tied[name] = kept
+    return tied
 
 
 class Parts:

@@ -15,6 +15,7 @@ from modelzoo_trainer.config.arguments import (
     check_value,
     schema_of,
 )
+from modelzoo_trainer.config.model_zoo_root import with_root
 from modelzoo_trainer.config.names import NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
     Lack,
@@ -128,6 +129,7 @@ def check_call(
     is_shipped = not isinstance(target, Unshipped)
     schema = schema_of(target, num_injected) if is_shipped else target.schema
     arguments = check_arguments(place, schema, problems, nested=nested, ignored=ignored)
+    arguments = {name: with_root(value) for name, value in arguments.items()}
     return Component(target, arguments, place.key_at, place.path)
 
 

@@ -57,11 +57,15 @@ def check_model(loader: Iterable[Batch], model: Any) -> None:
 
     A dataset with a method `check_model(vocab_size, max_position_embeddings)` is called with these
     attributes of the model, None where it has none. It raises a ConfigError if its samples do not
-    fit, and may keep the limits to check what it loads later.
+    fit, and may keep the limits to check what it loads later. One with a method
+    `follow_model(model)` is first called with the model, whose settings it may take.
     """
     dataset = getattr(loader, "dataset", None)
     while type(dataset) is Subset:
         dataset = dataset.dataset
+    follow = getattr(dataset, "follow_model", None)
+    if follow is not None:
+        follow(model)
     check = getattr(dataset, "check_model", None)
     if check is None:
         return

@@ -79,8 +79,8 @@ def _check_global(size: int | None, num: int, name: str) -> None:
     lower = size - size % num
     fits = f"{lower} or {lower + num}" if lower else f"{num}"
     raise ConfigError(
-        f"{name}: global_batch_size {size} is not divisible by {num} processes. Use "
-        f"{fits}, or another number of processes."
+        f"{name}: a batch size of {size} over all processes is not divisible by {num} processes. "
+        f"Use {fits}, or another number of processes."
     )
 
 

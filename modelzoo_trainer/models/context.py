@@ -118,10 +118,11 @@ def in_score_dtype(bias: Tensor | None, settings: DecoderSettings, hidden: Tenso
     """Convert the bias once, not in every layer; scores with a softcap are float32."""
     if bias is None or settings.attention_logit_softcapping is not None:
         return bias
-    return bias.to(_score_dtype(hidden))
+    return bias.to(score_dtype(hidden))
 
 
-def _score_dtype(hidden: Tensor) -> torch.dtype:
+def score_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype in which attention computes with these states."""
     kind = hidden.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)

@@ -30,6 +30,7 @@ from modelzoo_trainer.constraints import (
 )
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.decoder import Decoder
+from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup
 from modelzoo_trainer.models.registry import MODELS, model_class
 
@@ -309,7 +310,10 @@ def _copy(policy: nn.Module, reference: nn.Module) -> None:
 
 def _warn_of_unused(given: Mapping[str, Any]) -> None:
     moe = given.get("moe") or given.get("moe_params")
-    unused = {key: given[key] for key in _OF_ITS_LOSS if key in given}
+    defaults = {field.name: field.default for field in fields(DecoderSettings)}
+    unused = {
+        key: given[key] for key in _OF_ITS_LOSS if given.get(key, defaults[key]) != defaults[key]
+    }
     if isinstance(moe, Mapping) and moe.get(_BALANCING):
         unused[f"moe.{_BALANCING}"] = moe[_BALANCING]
     for key, value in unused.items():

@@ -4,13 +4,16 @@ Dimension letters: B batch, T positions, V vocabulary size.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 LossScaling = Literal["num_tokens", "batch_size"]
+
+IGNORED_LABEL: Final = -100
+"""A label that does not count."""
 
 
 def language_loss(
@@ -43,6 +46,24 @@ def language_loss(
         return losses.sum() * (loss_weight / labels.shape[0]), labels.shape[0]
     num_tokens = attention_mask.sum(dtype=torch.float32)
     return losses.sum() / num_tokens.clamp(min=1), num_tokens
+
+
+def token_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Return the cross entropy of each label, 0 where it is -100.
+
+    `label_smoothing`: share of a label that is spread evenly over the vocabulary.
+
+    Shapes:
+        logits: (B, T, V) floating. labels: (B, T) integer. Returns: (B, T), float32.
+    """
+    losses = functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        labels.flatten().long(),
+        ignore_index=IGNORED_LABEL,
+        reduction="none",
+        label_smoothing=label_smoothing,
+    )
+    return losses.view(labels.shape)
 
 
 def token_accuracy(logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:

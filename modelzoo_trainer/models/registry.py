@@ -11,11 +11,17 @@ from modelzoo_trainer.errors import ConfigError, suggest
 
 _GPT2: Final = "modelzoo_trainer.models.gpt2:Gpt2"
 _GPTJ: Final = "modelzoo_trainer.models.gptj:GptJ"
+_T5: Final = "modelzoo_trainer.models.t5.model:T5"
 
 MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "bert": "modelzoo_trainer.models.bert.pretraining:Bert",
+        "bert/classifier": "modelzoo_trainer.models.bert.classifier:BertClassifier",
+        "bert/extractive_summarization": "modelzoo_trainer.models.bert.token_heads:BertSummarizer",
+        "bert/token_classifier": "modelzoo_trainer.models.bert.token_heads:BertTokenClassifier",
+        "esm2": "modelzoo_trainer.models.bert.esm2:Esm2",
         "dpo": "modelzoo_trainer.models.dpo:Dpo",
+        "dpr": "modelzoo_trainer.models.bert.dpr:Dpr",
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
         "gpt2": _GPT2,
         "bloom": _GPT2,
@@ -31,6 +37,9 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "gptj": _GPTJ,
         "falcon": _GPTJ,
         "gpt-neox": _GPTJ,
+        "t5": _T5,
+        "transformer": _T5,
+        "vision_transformer": "modelzoo_trainer.models.vision.classifier:Vit",
     }
 )
 """Name to `module:class`. The constructor of the class is the schema of the `model` section."""

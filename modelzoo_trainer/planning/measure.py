@@ -181,8 +181,8 @@ def _share(batch: Batch, num: int) -> Batch:
     size = batch_size_of(batch)
     if size % num:
         raise ConfigError(
-            f"train_dataloader: global_batch_size {size} is not divisible by the data-parallel "
-            f"size {num}. Use a multiple of {num} or another --world-size."
+            f"train_dataloader: a batch size of {size} over all processes is not divisible by the "
+            f"data-parallel size {num}. Use a multiple of {num} or another --world-size."
         )
     return split_batch(batch, size // num)[0]
 

@@ -111,6 +111,10 @@ def dpo_read_hook(
     return [{"type": role, "content": [{"text": text}]} for role, text in parts.items()]
 
 
+class ReadHookError(RuntimeError):
+    """A user's read hook has raised an exception; the message names the document."""
+
+
 HOOKS: Final[dict[str, Callable[..., Any]]] = {
     function.__name__: function
     for function in (
@@ -132,26 +136,21 @@ class ReadHook:
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
 
-    def __call__(self, entry: Entry, where: str = "") -> SemanticData | None:
+    def __call__(self, entry: Entry) -> SemanticData | None:
         """Return the semantic data of an entry; None if it is to be skipped.
 
         Args:
             entry: The columns of a file's row, or the keys of a line of JSON.
-            where: File and number of the document, for messages.
 
         Raises:
             ConfigError: If a key is missing, or the hook returns something else. Exceptions of a
-                user's function propagate, with a note that names the document.
+                user's function propagate.
         """
-        place = f"{where}: {self.path}" if where else self.path
         try:
             returned = self.function(entry, **self.arguments)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from error
-        except Exception as error:
-            error.add_note(f"raised by read_hook {place}")
-            raise
-        return list(returned) if turns_of(returned, place) else None
+            raise ConfigError(f"{self.path}: {error}") from error
+        return list(returned) if turns_of(returned, self.path) else None
 
     @property
     def columns(self) -> list[str]:

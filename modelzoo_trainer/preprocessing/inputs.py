@@ -67,6 +67,10 @@ class Inputs:
     dataset: Any = None
     """A Hugging Face dataset, which has one entry in `files`."""
 
+    def named(self, name: str) -> Input | None:
+        """Return the file of a name."""
+        return next((one for one in self.files if one.name == name), None)
+
 
 def find_inputs(setup: Setup) -> Inputs:
     """Return the inputs that `setup` names, by name.

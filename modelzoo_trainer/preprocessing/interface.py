@@ -17,6 +17,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from modelzoo_trainer.preprocessing.inputs import Input
+from modelzoo_trainer.preprocessing.places import Place
 from modelzoo_trainer.preprocessing.settings import Settings
 from modelzoo_trainer.preprocessing.tokenizers import Tokenizer
 
@@ -41,6 +43,20 @@ class Document(NamedTuple):
     number: int
     """Row in the file; in a file of lines the byte, after decompression, at which it starts."""
     content: SemanticData
+    line: int | None = None
+    """Line of that byte, if it is known."""
+    source: Input | None = None
+    """The file, where lines are counted that are not known."""
+
+    @property
+    def place(self) -> Place:
+        """Where the document is."""
+        return Place(self.file, self.number, self.line)
+
+    @property
+    def where(self) -> str:
+        """File and line, or row, for messages; it may read the file up to there."""
+        return self.place.shown(self.source)
 
     def hash(self, seed: int | str) -> int:
         """Return 64 bits that depend on the seed, the file and the number alone."""
@@ -69,12 +85,12 @@ class Stats:
     """Tokens at the end of a document or of all, too few for a row."""
     loss_tokens: int = 0
     """Tokens whose prediction counts in the loss."""
-    skipped: dict[str, tuple[int, str]] = field(default_factory=dict)
+    skipped: dict[str, tuple[int, Place]] = field(default_factory=dict)
     """Skipped documents by reason: how many, and the first one."""
 
     def skip(self, document: Document, reason: str) -> None:
         """Count a document that a mode makes nothing of; `reason`: such as "too long"."""
-        count, first = self.skipped.get(reason, (0, f"{document.file}:{document.number}"))
+        count, first = self.skipped.get(reason, (0, document.place))
         self.skipped[reason] = (count + 1, first)
 
     @property

@@ -13,6 +13,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,19 +21,31 @@ from typing import Any, Final
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.hdf5_format import INCOMPLETE, PARAMS, SUFFIX
 from modelzoo_trainer.preprocessing.interface import Array, Stats
 from modelzoo_trainer.preprocessing.output import PART, write_bytes, write_text
+from modelzoo_trainer.preprocessing.places import Place
 
-MARK: Final = "INCOMPLETE.json"
-"""File of an output folder whose rows are incomplete."""
 STATE: Final = "INCOMPLETE.npz"
-PARAMS: Final = "data_params.json"
 _FORMAT: Final = 1  # increase it when the same settings and input give other bytes
 _OF_THE_RUN: Final = {
     "setup": ("processes", "output_dir", "data_splits_dir"),
     "processing": ("resume_from_checkpoint", "fraction_of_RAM_alloted", "write_in_batch"),
 }
 """Settings that do not change the rows."""
+_CODE: Final = ("read_hook", "custom_tokenizer", "token_generator")
+_WHAT: Final = {
+    "settings": "settings",
+    "inputs": "input files",
+    "tokenizer": "files of the tokenizer",
+    "read_hook": "contents of the module of processing.read_hook",
+    "custom_tokenizer": "contents of the module of processing.custom_tokenizer",
+    "token_generator": "contents of the module of setup.token_generator",
+}
+_ACCEPT: Final = (
+    " If the change does not concern the rows that are written, remove {name!r} from {mark} to "
+    "continue."
+)
 
 
 @dataclass(slots=True)
@@ -69,7 +82,7 @@ def check_empty(folder: Path) -> None:
     Raises:
         ConfigError: If it has.
     """
-    found = [folder / PARAMS] if (folder / PARAMS).exists() else [*folder.glob("*.h5")]
+    found = [folder / PARAMS] if (folder / PARAMS).exists() else [*folder.glob(f"*{SUFFIX}")]
     if found:
         raise ConfigError(
             f"setup.output_dir: {str(folder)!r} already has rows ({found[0].name}). Choose another "
@@ -89,14 +102,13 @@ class Journal:
     Args:
         root: The output folder.
         folders: Of the streams; `root` may be one of them.
-        settings: Digest of what determines the rows.
-        inputs: Fingerprint of the input files.
+        identity: Digests of what determines the rows, by the names in `_WHAT`.
     """
 
-    def __init__(self, root: Path, folders: Sequence[Path], *, settings: str, inputs: str) -> None:
+    def __init__(self, root: Path, folders: Sequence[Path], identity: Mapping[str, str]) -> None:
         self._root = root
         self._folders = list(dict.fromkeys((root, *folders)))
-        self._mark = {"settings": settings, "inputs": inputs}
+        self._mark = dict(identity)
         self._lock: int | None = None
 
     def open(self) -> State | None:
@@ -106,17 +118,17 @@ class Journal:
             None for a new run.
 
         Raises:
-            ConfigError: If a folder has other rows or an unfinished run with other settings or
-                inputs, or another process is writing to it.
+            ConfigError: If a folder has other rows or an unfinished run of another identity, or
+                another process is writing to it.
         """
-        mark = self._root / MARK
+        mark = self._root / INCOMPLETE
         if not mark.exists():
             for folder in self._folders:
                 check_empty(folder)
             for folder in reversed(self._folders):  # the root last: it makes the others known
                 _make(folder)
                 if folder != self._root:
-                    write_text(folder / MARK, _as_text({"part_of": "the folder above"}))
+                    write_text(folder / INCOMPLETE, _as_text({"part_of": "the folder above"}))
             (self._root / STATE).unlink(missing_ok=True)  # of a run whose mark was removed
             write_text(mark, _as_text(self._mark))
         self._take_lock(mark)
@@ -125,8 +137,8 @@ class Journal:
             _make(folder)
             for part in folder.glob(f"*{PART}"):
                 part.unlink()
-            if folder != self._root and not (folder / MARK).exists():
-                write_text(folder / MARK, _as_text({"part_of": "the folder above"}))
+            if folder != self._root and not (folder / INCOMPLETE).exists():
+                write_text(folder / INCOMPLETE, _as_text({"part_of": "the folder above"}))
         return self._read()
 
     def save(self, state: State) -> None:
@@ -154,8 +166,18 @@ class Journal:
         """Remove the marks and the state: the run is complete."""
         (self._root / STATE).unlink(missing_ok=True)
         for folder in reversed(self._folders):  # the root last
-            (folder / MARK).unlink(missing_ok=True)
+            (folder / INCOMPLETE).unlink(missing_ok=True)
         self.close()
+
+    def abandon(self) -> None:
+        """Remove the marks and the state, and the folders that are empty then."""
+        self.finish()
+        for folder in reversed(self._folders):
+            for one in (folder, *folder.parents):
+                with suppress(OSError):  # it is not empty
+                    one.rmdir()
+                if one == self._root:
+                    break
 
     def close(self) -> None:
         """Release the lock; idempotent."""
@@ -167,29 +189,23 @@ class Journal:
         path = self._root / STATE
         if not path.exists():
             return None
-        with np.load(path) as stored:
-            facts = json.loads(stored["facts"].tobytes())
-            streams = [
-                StreamState(one["num_files"], _stats(one["stats"]), one["facts"])
-                for one in facts.pop("streams")
-            ]
-            for key in stored.files:
-                if key != "facts":
-                    index, name = key.split("/", 1)
-                    streams[int(index)].arrays[name] = stored[key]
-        return State(**facts, streams=streams)
+        try:
+            return _state(path)
+        except Exception as error:  # a damaged archive raises many types
+            self.close()
+            raise _unreadable(path, reason_of(error)) from error
 
     def _check_same(self, mark: Path) -> None:
-        try:
-            there = json.loads(mark.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            there = {}
-        for name, what in {"settings": "settings", "inputs": "input files"}.items():
-            if there.get(name) != self._mark[name]:
+        there = _content(mark)
+        for name, what in _WHAT.items():
+            if name in _CODE and name not in there:
+                continue  # the user has removed it
+            if there.get(name) != self._mark.get(name):
                 self.close()
                 raise ConfigError(
                     f"setup.output_dir: {str(self._root)!r} has an unfinished run with other "
                     f"{what}. Restore them to continue it, choose another folder, or remove it."
+                    + (_ACCEPT.format(name=name, mark=mark) if name in _CODE else "")
                 )
 
     def _take_lock(self, mark: Path) -> None:
@@ -209,8 +225,41 @@ class Journal:
             ) from error
 
 
+def _state(path: Path) -> State:
+    with path.open("rb") as file, np.load(file) as stored:
+        facts = json.loads(stored["facts"].tobytes())
+        streams = [
+            StreamState(one["num_files"], _stats(one["stats"]), one["facts"])
+            for one in facts.pop("streams")
+        ]
+        for key in stored.files:
+            if key != "facts":
+                index, name = key.split("/", 1)
+                streams[int(index)].arrays[name] = stored[key]
+    return State(**facts, streams=streams)
+
+
+def _content(mark: Path) -> dict[str, Any]:
+    try:
+        there = json.loads(mark.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(mark, reason_of(error)) from error
+    if not isinstance(there, dict):
+        raise _unreadable(mark, "it is not a JSON object")
+    return there
+
+
+def _unreadable(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"setup.output_dir: {str(path)!r}, which an unfinished run needs to continue, cannot be "
+        f"read: {reason}. Restore it, or remove the folder to start again."
+    )
+
+
 def _stats(stored: dict[str, Any]) -> Stats:
-    skipped = {name: (count, first) for name, (count, first) in stored.pop("skipped").items()}
+    skipped = {
+        reason: (count, Place(*first)) for reason, (count, first) in stored.pop("skipped").items()
+    }
     return Stats(**stored, skipped=skipped)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.hdf5_format import COUNT, DATASET, MASK, SUFFIX
 from modelzoo_trainer.preprocessing.interface import Array, Rows
 
 PART: Final = ".part"
@@ -21,7 +23,7 @@ _GZIP_LEVEL: Final = 1  # with the shuffle filter it is smaller and faster than 
 
 def file_name(number: int) -> str:
     """Return the name of an output file."""
-    return f"output_chunk_0_{number}.h5"
+    return f"output_chunk_0_{number}{SUFFIX}"
 
 
 def h5py() -> Any:
@@ -54,10 +56,17 @@ def write_rows(path: Path, arrays: Mapping[str, Array]) -> None:
         path: The file; an older one is replaced.
         arrays: By name of the dataset; the first dimension is the row.
     """
-    part = path.with_name(path.name + PART)
-    with h5py().File(part, "w") as file:
+    _replace(path, _image(arrays))
+
+
+def _image(arrays: Mapping[str, Array]) -> bytes:
+    """Return the content of a file.
+
+    It is made in memory: the library loses errors of the disk when it closes a file.
+    """
+    with h5py().File("rows", "w", driver="core", backing_store=False) as file:
         for name, rows in arrays.items():
-            file.attrs["n_examples"] = len(rows)
+            file.attrs[COUNT] = len(rows)
             file.create_dataset(
                 name,
                 data=rows,
@@ -67,8 +76,8 @@ def write_rows(path: Path, arrays: Mapping[str, Array]) -> None:
                 shuffle=True,
                 track_times=False,
             )
-    _sync(part)
-    part.replace(path)
+        file.flush()
+        return bytes(file.id.get_file_image())
 
 
 def write_text(path: Path, text: str) -> None:
@@ -78,13 +87,28 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file durably: under another name, then renamed."""
-    part = path.with_name(path.name + PART)
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    _replace(path, content)
     sync_folder(path.parent)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + PART)
+    with naming_folder(path.parent):
+        with part.open("wb") as file:
+            file.write(content)
+        _sync(part)
+        part.replace(path)
+
+
+@contextmanager
+def naming_folder(folder: Path) -> Iterator[None]:
+    """Context manager: an error of the disk names the folder."""
+    try:
+        yield
+    except OSError as error:
+        named = OSError(error.errno, reason_of(error), str(folder))
+        named.add_note("correct that, then run the same command again to continue")
+        raise named from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -112,18 +136,18 @@ class Layout:
     def stored(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays as they are in the file."""
         stored = dict(arrays)
-        if "data" in stored:
-            data = stored["data"].astype(self.dtype)
+        if DATASET in stored:
+            data = stored[DATASET].astype(self.dtype)
             if self.inverts_mask:
                 data[:, self.masks] = 1 - data[:, self.masks]
-            stored["data"] = data
+            stored[DATASET] = data
         return stored
 
     @property
     def masks(self) -> list[int]:
         """Indices of the features that are masks: a pair of answers has two."""
         names = enumerate(self.features)
-        return [index for index, name in names if name.endswith("attention_mask")]
+        return [index for index, name in names if name.endswith(MASK)]
 
     def rows_per_file(self, arrays: Mapping[str, Array]) -> int:
         """Return the number of rows of a file, the same for all but the last."""

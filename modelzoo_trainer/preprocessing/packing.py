@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from modelzoo_trainer.hdf5_format import DATASET
 from modelzoo_trainer.preprocessing.interface import Array, Rows, Tokens
 
 
@@ -49,7 +50,7 @@ class Packer:
         data = np.empty((num_rows, 3, self._length), np.int32)
         for feature, values in enumerate((ids[:stop], weights[1 : stop + 1], ids[1 : stop + 1])):
             data[:, feature] = values.reshape(num_rows, self._length)
-        return Rows({"data": data}, np.full(num_rows, self._length, np.int64))
+        return Rows({DATASET: data}, np.full(num_rows, self._length, np.int64))
 
     def finish(self) -> tuple[Rows, int]:
         """Return the last, padded row, if there is one, and the number of tokens dropped.
@@ -60,11 +61,11 @@ class Packer:
         num_columns = len(ids) - 1
         self.carry = Carry(ids[:0], weights[:0])
         if num_columns < max(1, self._min_length):
-            rows = Rows({"data": np.empty((0, 3, self._length), np.int32)}, np.empty(0, np.int64))
+            rows = Rows({DATASET: np.empty((0, 3, self._length), np.int32)}, np.empty(0, np.int64))
             return rows, max(0, num_columns)
         data = np.zeros((1, 3, self._length), np.int32)
         data[:, (0, 2)] = self._pad_id
         data[0, 0, :num_columns] = ids[:-1]
         data[0, 1, :num_columns] = weights[1:]
         data[0, 2, :num_columns] = ids[1:]
-        return Rows({"data": data}, np.array([num_columns], np.int64)), 0
+        return Rows({DATASET: data}, np.array([num_columns], np.int64)), 0

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, INCOMPLETE, INPUTS, LABELS, PARAMS
 from modelzoo_trainer.preprocessing import output, summary
+from modelzoo_trainer.preprocessing.identity import identity_of
 from modelzoo_trainer.preprocessing.inputs import Inputs, find_inputs, subsets
 from modelzoo_trainer.preprocessing.interface import Array, Packed, Rows, Stats, Tokens
 from modelzoo_trainer.preprocessing.journal import (
-    MARK,
-    PARAMS,
     Journal,
     State,
     StreamState,
     check_empty,
     digest_of,
-    rows_settings,
 )
 from modelzoo_trainer.preprocessing.output import ChunkWriter, Layout
 from modelzoo_trainer.preprocessing.packing import Carry, Packer
@@ -32,7 +31,7 @@ from modelzoo_trainer.preprocessing.pool import Pool
 from modelzoo_trainer.preprocessing.readers import units
 from modelzoo_trainer.preprocessing.settings import Settings, Setup
 from modelzoo_trainer.preprocessing.shuffling import BucketWriter, num_buckets
-from modelzoo_trainer.preprocessing.streams import Stream
+from modelzoo_trainer.preprocessing.streams import Stream, Streams
 from modelzoo_trainer.preprocessing.summary import Facts
 from modelzoo_trainer.preprocessing.token_limit import cut
 from modelzoo_trainer.preprocessing.worker import Result, UnitWork
@@ -59,34 +58,44 @@ def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
 
     Raises:
         ConfigError: If a setting or an input is invalid, or the output folder has other rows.
-        WorkerError: If a worker process died.
+        ReadHookError: If a read hook raised an exception.
+        WorkerError: If a worker process died, or other code raised one.
     """
     names = subsets(settings.setup)
     if not names:
         return _preprocess(settings, save_s)
     runs = [_subset(settings, name) for name in names]
-    inputs = [find_inputs(one.setup).fingerprint for one in runs]
-    journal = Journal(
-        _root(settings.setup),
-        [],
-        settings=digest_of(rows_settings(settings.given)),
-        inputs=digest_of([names, inputs]),
-    )
+    inputs = digest_of([names, [find_inputs(one.setup).fingerprint for one in runs]])
+    identity = identity_of(settings, UnitWork(settings), inputs)
+    journal = Journal(_root(settings.setup), [], identity)
     facts = []
-    if not (_root(settings.setup) / MARK).exists():  # else rows in sub-folders are of this run
+    if not (_root(settings.setup) / INCOMPLETE).exists():
         for one in runs:
-            check_empty(_root(one.setup))
+            for folder in (_root(one.setup), *_folders(one)):
+                check_empty(folder)
     with closing(journal):
         state = journal.open() or State()
-        for one in runs[state.unit :]:
-            if (_root(one.setup) / PARAMS).exists() and not (_root(one.setup) / MARK).exists():
+        for number, one in enumerate(runs):
+            folders = _folders(one)
+            if number < state.unit or _is_complete(one, folders):
                 log.info("%s is complete", _root(one.setup))
+                facts += [summary.facts_of(folder) for folder in folders]
             else:
-                facts += _preprocess(one, save_s)
-            state.unit += 1
+                facts += _preprocess(one, save_s, may_be_empty=True)
+            state.unit = max(state.unit, number + 1)
             journal.save(state)
         journal.finish()
     return facts
+
+
+def _folders(settings: Settings) -> list[Path]:
+    """Return the folders of the streams of a run."""
+    return [_root(settings.setup) / one.folder for one in Streams(settings).all]
+
+
+def _is_complete(settings: Settings, folders: Iterable[Path]) -> bool:
+    has_all = all((folder / PARAMS).exists() for folder in folders)
+    return has_all and not (_root(settings.setup) / INCOMPLETE).exists()
 
 
 def _subset(settings: Settings, name: str) -> Settings:
@@ -108,7 +117,7 @@ def _root(setup: Setup) -> Path:
     return Path((has_own and setup.data_splits_dir) or setup.output_dir).expanduser()
 
 
-def _preprocess(settings: Settings, save_s: float) -> list[Facts]:
+def _preprocess(settings: Settings, save_s: float, *, may_be_empty: bool = False) -> list[Facts]:
     output.h5py()
     work = UnitWork(settings)
     _check_size(settings, work.tokenizer.vocab_size)
@@ -116,7 +125,7 @@ def _preprocess(settings: Settings, save_s: float) -> list[Facts]:
         log.warning("%s: has no effect in this mode.", key)
     inputs = find_inputs(settings.setup)
     with closing(_Run(settings, work, inputs, save_s)) as run:
-        return run.run()
+        return run.run(may_be_empty=may_be_empty)
 
 
 def _check_size(settings: Settings, vocab_size: int) -> None:
@@ -155,7 +164,7 @@ class _StreamWriter:
             inverts_mask=processing.inverted_mask,
             bytes_per_file=processing.write_chunk_size * 1024,
         )
-        self._num_sequences = max(1, sum(name.endswith("input_ids") for name in features))
+        self._num_sequences = max(1, sum(name.endswith(INPUTS) for name in features))
         self._ignored = settings.dataset.ignore_index
         self._writer: ChunkWriter | BucketWriter = ChunkWriter(folder, self._layout)
 
@@ -203,12 +212,12 @@ class _StreamWriter:
 
     def _num_counted(self, arrays: Mapping[str, Array]) -> int:
         """Return how many labels of rows count in the loss; 0 if the labels are made later."""
-        if "labels" in arrays:  # of masked tokens
-            return int((arrays["labels"][:, 0] != self._ignored).sum())
-        if not any(name.endswith("labels") for name in self._layout.features):
+        if LABELS in arrays:  # of masked tokens
+            return int((arrays[LABELS][:, 0] != self._ignored).sum())
+        if not any(name.endswith(LABELS) for name in self._layout.features):
             return 0
         masks = self._layout.masks
-        return int(arrays["data"][:, masks].sum(dtype=np.int64)) if masks else 0
+        return int(arrays[DATASET][:, masks].sum(dtype=np.int64)) if masks else 0
 
     def state(self) -> StreamState:
         """Return the state, after making durable what it counts."""
@@ -258,21 +267,20 @@ class _Run:
             for index, writer in enumerate(self._writers):
                 buckets = num_buckets(inputs.num_bytes)
                 writer.shuffle(buckets, processing.shuffle_seed + index)
-        described = [rows_settings(settings.given), _identity(work)]
-        self._journal = Journal(
-            root,
-            [writer.folder for writer in self._writers],
-            settings=digest_of(described),
-            inputs=inputs.fingerprint,
-        )
+        identity = identity_of(settings, work, inputs.fingerprint)
+        self._journal = Journal(root, [writer.folder for writer in self._writers], identity)
         self._state = State()
 
     def close(self) -> None:
         """Release the output folder."""
         self._journal.close()
 
-    def run(self) -> list[Facts]:
-        """Read everything that is not yet read, and write the rest."""
+    def run(self, *, may_be_empty: bool) -> list[Facts]:
+        """Read everything that is not yet read, and write the rest.
+
+        Raises:
+            ConfigError: If there is no document, unless `may_be_empty`.
+        """
         state = self._journal.open()
         if state is None:
             for writer in self._writers:
@@ -284,7 +292,20 @@ class _Run:
             log.info("Continuing with unit %d of %s", state.unit, self._root)
         if not self._state.is_read:
             self._read()
+        if not may_be_empty and not any(writer.stats.documents for writer in self._writers):
+            self._abandon()
         return self._finish()
+
+    def _abandon(self) -> NoReturn:
+        for writer in self._writers:
+            writer.clean()
+        self._journal.abandon()
+        files = self._inputs.files
+        more = f" and {len(files) - 1} others" if len(files) > 1 else ""
+        raise ConfigError(
+            f"setup.data: the input has no documents: {files[0].path!r}{more} are empty. Name "
+            "files with documents."
+        )
 
     def _read(self) -> None:
         state = self._state
@@ -329,8 +350,8 @@ class _Run:
 
     def _finish(self) -> list[Facts]:
         facts = [self._finished(writer) for writer in self._writers]
-        if not any(one.stats.rows for one in facts):
-            log.warning("No rows were made: there is no document that is long enough.")
+        for problem in filter(None, map(summary.lack_of, facts)):
+            log.warning("%s", problem)
         for writer in self._writers:
             writer.clean()
         self._journal.finish()
@@ -343,6 +364,10 @@ class _Run:
             length=stream.length,
             num_files=writer.finish(),
             stats=writer.stats,
+            first_skipped={
+                reason: first.shown(self._inputs.named(first.file))
+                for reason, (_, first) in writer.stats.skipped.items()
+            },
         )
         text = summary.params_text(
             self._settings,
@@ -357,11 +382,3 @@ class _Run:
         )
         output.write_text(writer.folder / PARAMS, text)
         return facts
-
-
-def _identity(work: UnitWork) -> list[object]:
-    """Return what a tokenizer depends on, as far as it is known."""
-    tokenizer = work.tokenizer
-    to_text: Callable[[], str] | None = getattr(tokenizer.engine, "to_str", None)
-    content = digest_of(to_text()) if to_text is not None else None
-    return [content, tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
-from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.preprocessing.readers import Unit
 from modelzoo_trainer.preprocessing.settings import Settings
 from modelzoo_trainer.preprocessing.worker import Failure, Result, UnitWork, serve
+
+log = logging.getLogger("modelzoo_trainer.preprocessing")
 
 _AHEAD: Final = 2
 """Units that a worker has at a time: one in work, one waiting."""
@@ -21,7 +23,7 @@ _EXIT_S: Final = 5.0
 
 
 class WorkerError(RuntimeError):
-    """A worker process has died, or raised an exception that is not of a setting."""
+    """Documents cannot be processed: a process has died, or an exception is not of a setting."""
 
 
 class Worker:
@@ -96,11 +98,17 @@ class Pool:
 
         Raises:
             ConfigError: If a setting or the input is invalid.
-            WorkerError: If a worker died or raised another exception.
+            ReadHookError: If a read hook raised an exception.
+            WorkerError: If a worker died, or other code raised one.
         """
         count = self._settings.setup.processes
         if count == 1:
-            yield from map(work, units)
+            for unit in units:
+                try:
+                    result = work(unit)
+                except Exception as error:  # noqa: BLE001  # as from a worker process
+                    _raise(Failure.of(error), error)
+                yield result
             return
         yield from self._spread(units, count)
 
@@ -144,8 +152,10 @@ def _ready(done: dict[int, Result], order: list[int]) -> Iterator[Result]:
         yield done.pop(order.pop(0))
 
 
-def _raise(failure: Failure) -> NoReturn:
-    error = (ConfigError if failure.is_config else WorkerError)(failure.message)
+def _raise(failure: Failure, cause: Exception | None = None) -> NoReturn:
+    if failure.traceback:
+        log.error("%s", failure.traceback)
+    error = (failure.kind or WorkerError)(failure.message)
     for note in failure.notes:
         error.add_note(note)
-    raise error
+    raise error from cause

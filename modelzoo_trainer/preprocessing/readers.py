@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.preprocessing.inputs import Format, Input, Inputs
 from modelzoo_trainer.preprocessing.interface import Entry
+from modelzoo_trainer.preprocessing.places import Place
 
 UNIT_BYTES: Final = 1 << 20
 TEXT_BYTES: Final = 1 << 24
@@ -57,6 +58,8 @@ class Numbered(NamedTuple):
     number: int
     entry: Entry | None
     """None = skipped, as it is not valid JSON."""
+    line: int | None = None
+    """Where it starts, from 1; None = not known."""
 
 
 def units(inputs: Inputs, columns: Sequence[str] | None) -> Iterator[Unit]:
@@ -222,21 +225,23 @@ def _library(name: str) -> Any:
 def _lines(part: Part, skips_invalid: bool) -> Iterator[Numbered]:
     """Yield the objects of lines of JSON; empty lines are skipped."""
     start, content = _starting_in(part)
-    for line in io.BytesIO(content):
+    is_known = part.content is not None or part.start == 0
+    for number, line in enumerate(io.BytesIO(content), part.line + 1):
         if not line.isspace():
+            known = number if is_known else None
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError) as error:  # also of a text that is not UTF-8
                 if not skips_invalid:
-                    where = _where(part, start)
+                    where = Place(part.file.path, start, known).shown(part.file)
                     raise ConfigError(f"{where}: not valid JSON: {error}. {_TO_SKIP}") from error
-                yield Numbered(start, None)
+                yield Numbered(start, None, known)
                 start += len(line)
                 continue
             if not isinstance(entry, dict):
-                where = _where(part, start)
+                where = Place(part.file.path, start, known).shown(part.file)
                 raise ConfigError(f"{where}: expected a JSON object, got {type(entry).__name__}.")
-            yield Numbered(start, entry)
+            yield Numbered(start, entry, known)
         start += len(line)
 
 
@@ -324,13 +329,3 @@ def _decoded(part: Part, start: int, content: bytes) -> str:
         raise ConfigError(
             f"{part.file.path!r}: not valid UTF-8 at byte {start + error.start}. Convert the file."
         ) from error
-
-
-def _where(part: Part, position: int) -> str:
-    """Return file and line of a byte."""
-    if part.content is not None:
-        line = part.line + part.content.count(b"\n", 0, position - part.start)
-    else:
-        with Path(part.file.path).open("rb") as file:
-            line = file.read(position).count(b"\n")
-    return f"{part.file.path}:{line + 1}"

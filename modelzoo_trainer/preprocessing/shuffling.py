@@ -19,6 +19,7 @@ from modelzoo_trainer.preprocessing.output import (
     Layout,
     file_name,
     missing_rows,
+    naming_folder,
     sync_folder,
     write_rows,
 )
@@ -104,13 +105,14 @@ class BucketWriter:
             records[name] = array
         numbers = np.arange(sum(self.lengths), sum(self.lengths) + count)
         chosen = hashes(numbers, self._seed) % np.uint64(len(self.lengths))
-        self._buckets.mkdir(exist_ok=True)
-        for number in np.unique(chosen).tolist():
-            inside = records[chosen == number]
-            with self._path(number).open("ab") as file:
-                file.write(inside.tobytes())
-            self.lengths[number] += len(inside)
-            self._touched.add(number)
+        with naming_folder(self._folder):
+            self._buckets.mkdir(exist_ok=True)
+            for number in np.unique(chosen).tolist():
+                inside = records[chosen == number]
+                with self._path(number).open("ab") as file:
+                    file.write(inside.tobytes())
+                self.lengths[number] += len(inside)
+                self._touched.add(number)
 
     def sync(self) -> None:
         """Make the buckets durable."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.hdf5_format import PARAMS, SUFFIX
 from modelzoo_trainer.preprocessing.interface import Stats
 from modelzoo_trainer.preprocessing.journal import rows_settings
+from modelzoo_trainer.preprocessing.places import Place
 from modelzoo_trainer.preprocessing.settings import Settings
 
 
@@ -21,6 +25,8 @@ class Facts:
     """Tokens of a row."""
     num_files: int
     stats: Stats
+    first_skipped: dict[str, str] = field(default_factory=dict)
+    """Place of the first skipped document of each reason."""
 
 
 def params_text(
@@ -81,11 +87,74 @@ def post_process(facts: Facts, num_inputs: int) -> dict[str, Any]:
         "documents_truncated": stats.documents_truncated,
         "tokens_dropped": stats.tokens_dropped,
         "skipped": {reason: count for reason, (count, _) in stats.skipped.items()},
+        "first_skipped": facts.first_skipped,
     }
     if stats.sequences:
         counts["num_sequences_before_packing"] = stats.sequences
         counts["vsl_packing_factor"] = round(stats.sequences / rows, 4)
     return counts
+
+
+def facts_of(folder: Path) -> Facts:
+    """Return the facts of a folder that an earlier run has completed, from its `data_params.json`.
+
+    Raises:
+        ConfigError: If the file cannot be read.
+    """
+    path = folder / PARAMS
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        counts = content["post-process"]
+        first = dict(counts["first_skipped"])
+        stats = Stats(
+            documents=counts["total_raw_docs"],
+            documents_truncated=counts["documents_truncated"],
+            raw_chars=counts["raw_chars_count"],
+            raw_bytes=counts["raw_bytes_count"],
+            normalized_chars=counts["normalized_chars_count"],
+            normalized_bytes=counts["normalized_bytes_count"],
+            sequences=counts.get("num_sequences_before_packing", 0),
+            rows=counts["n_examples"],
+            tokens=counts["non_pad_tokens"],
+            padding=counts["num_pad_tokens"],
+            tokens_dropped=counts["tokens_dropped"],
+            loss_tokens=counts["loss_valid_tokens"],
+            skipped={
+                reason: (count, Place(first[reason], 0))
+                for reason, count in counts["skipped"].items()
+            },
+        )
+        length = content["processing"]["max_seq_length"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"setup.output_dir: {str(path)!r} cannot be read: {reason_of(error)}. Remove the "
+            "folder to write it again."
+        ) from error
+    return Facts(
+        folder=str(folder),
+        length=length,
+        num_files=len([*folder.glob(f"*{SUFFIX}")]),
+        stats=stats,
+        first_skipped=first,
+    )
+
+
+def lack_of(facts: Facts) -> str | None:
+    """Return a warning if a folder has no rows, so that no data processor reads it."""
+    stats = facts.stats
+    if stats.rows:
+        return None
+    if not stats.documents:
+        return (
+            f"{facts.folder} has no rows: it got none of the documents. Increase its fraction in "
+            "setup.data_splits or context_splits, add input, or remove the split."
+        )
+    others = stats.documents - stats.documents_skipped
+    return (
+        f"{facts.folder} has no rows: of its {stats.documents:,} documents, "
+        f"{stats.documents_skipped:,} were skipped and {others:,} are too short. Add input, or "
+        "decrease processing.min_sequence_len."
+    )
 
 
 def report(facts: Sequence[Facts]) -> str:
@@ -105,13 +174,17 @@ def _lines(facts: Facts) -> list[str]:
         f"the loss",
         f"  padding    {_percent(stats.padding, total)} of all positions",
     ]
+    if not stats.rows:
+        lines.append("  warning    no rows: training and validation on this folder will fail")
     if stats.tokens_dropped:
         lines.append(f"  dropped    {stats.tokens_dropped:,} tokens, too few for a row")
     if stats.sequences:
         factor = stats.sequences / max(1, stats.rows)
         lines.append(f"  packing    {factor:.2f} sequences per row")
-    for reason, (count, first) in sorted(stats.skipped.items()):
-        lines.append(f"  skipped    {count:,} {reason} (first: {first})")
+    for reason, (count, _) in sorted(stats.skipped.items()):
+        first = facts.first_skipped.get(reason)
+        shown = "" if first is None else f" (first: {first})"
+        lines.append(f"  skipped    {count:,} {reason}{shown}")
     return lines
 
 

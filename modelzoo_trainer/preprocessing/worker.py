@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -15,9 +16,18 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from backends.tokenizer_threads import hold_tokenizers_to_one_thread
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.preprocessing.hooks import ReadHook, find_hook
-from modelzoo_trainer.preprocessing.interface import Document, Packed, SemanticData, Stats
+from modelzoo_trainer.preprocessing.hooks import ReadHook, ReadHookError, find_hook
+from modelzoo_trainer.preprocessing.interface import (
+    Document,
+    Entry,
+    Packed,
+    Rows,
+    SemanticData,
+    Stats,
+    Tokens,
+)
 from modelzoo_trainer.preprocessing.modes.choice import mode_of
 from modelzoo_trainer.preprocessing.normalization import make_normalization
 from modelzoo_trainer.preprocessing.readers import Part, Unit, entries
@@ -25,6 +35,7 @@ from modelzoo_trainer.preprocessing.settings import Settings
 from modelzoo_trainer.preprocessing.streams import Streams
 from modelzoo_trainer.preprocessing.tokenizers import tokenizer_of
 
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -77,16 +88,44 @@ class UnitWork:
         streams = {}
         for stream, stats in sorted(counts.items()):
             length = self.streams.all[stream].length
-            encoded = self.mode.encode(documents.get(stream, []), length, stats)
+            encoded = self._encoded(documents.get(stream, []), length, stats)
             streams[stream] = Packed(encoded, np.array(places.get(stream, []), np.int64), stats)
         return Result(unit.number, streams)
 
+    def _encoded(self, documents: list[Document], length: int, stats: Stats) -> Tokens | Rows:
+        try:
+            return self.mode.encode(documents, length, stats)
+        except ConfigError:
+            raise
+        except Exception as error:  # of a user's mode or tokenizer
+            if documents:
+                first, last = documents[0].where, documents[-1].where
+                error.add_note(f"in one of the documents from {first} to {last}")
+            raise
+
     def _documents(self, parts: Iterable[Part]) -> Iterable[tuple[Document, bool]]:
         for part in parts:
-            name = part.file.name
-            for number, entry in entries(part, self._key, skips_invalid=self._skips_invalid):
-                content = None if entry is None else self.hook(entry, f"{name}:{number}")
-                yield Document(name, number, content or []), entry is not None
+            file = part.file
+            for one in entries(part, self._key, skips_invalid=self._skips_invalid):
+                document = Document(file.name, one.number, [], one.line, file)
+                if one.entry is not None:
+                    content = self._read(one.entry, document)
+                    document = document._replace(content=content or [])
+                yield document, one.entry is not None
+
+    def _read(self, entry: Entry, document: Document) -> SemanticData | None:
+        """Return what the hook makes of an entry; errors name the document."""
+        try:
+            return self.hook(entry)
+        except ConfigError as error:
+            raise ConfigError(f"{document.where}: {error}") from error
+        except Exception as error:
+            keys = ", ".join(map(repr, entry))
+            raise ReadHookError(
+                f"{document.where}: read_hook {self.hook.path} raised {_described(error)}. The "
+                f"entry has the keys {keys}. Correct the hook, or let it return None to skip the "
+                "document."
+            ) from error
 
     def _normalized(self, content: SemanticData, stats: Stats) -> SemanticData:
         return [
@@ -141,7 +180,7 @@ def serve(connection: Connection, settings: Settings) -> None:
     main process never waits for one that is sending.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops its workers
-    os.putenv("TOKENIZERS_PARALLELISM", "false")  # each worker is one of several
+    hold_tokenizers_to_one_thread()
     logging.disable(logging.WARNING)  # the main process reports
     tasks: SimpleQueue[Unit | None] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
@@ -150,29 +189,48 @@ def serve(connection: Connection, settings: Settings) -> None:
         try:
             work = work or UnitWork(settings)
             answer: Result | Failure = work(unit)
-        except Exception as error:  # noqa: BLE001  # of a user's hook; the main process raises it
-            answer = Failure.of(unit.number, error)
+        except Exception as error:  # noqa: BLE001  # of a user's code; the main process raises it
+            answer = Failure.of(error)
         connection.send(answer)
 
 
 class Failure(NamedTuple):
-    """An exception of a worker."""
+    """An exception of a worker, which the main process raises."""
 
-    number: int
-    """Of the unit."""
+    kind: type[Exception] | None
+    """None = of neither a setting nor a read hook."""
     message: str
-    is_config: bool
     notes: tuple[str, ...]
+    traceback: str
+    """Of the user's code; "" if the message says all."""
 
     @classmethod
-    def of(cls, number: int, error: Exception) -> Failure:
-        """Return what the main process raises."""
+    def of(cls, error: Exception) -> Failure:
+        """Return what the main process logs and raises."""
         notes = tuple(getattr(error, "__notes__", ()))
         if isinstance(error, ConfigError):
-            return cls(number, str(error), True, notes)
-        text = "".join(traceback.format_exception_only(error)[:1]).strip()
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return cls(number, f"{text} (raised at {where.filename}:{where.lineno})", False, notes)
+            return cls(ConfigError, str(error), notes, "")
+        if isinstance(error, ReadHookError):
+            assert error.__cause__ is not None
+            return cls(ReadHookError, str(error), notes, _traceback(error.__cause__))
+        return cls(None, _described(error), notes, _traceback(error))
+
+
+def _described(error: BaseException) -> str:
+    """Return type, first line and place of an exception."""
+    first = str(error).partition("\n")[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{': ' if first else ''}{first}{where}"
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of an exception, from the user's first frame on."""
+    made = traceback.TracebackException.from_exception(error)
+    frames = list(made.stack)
+    theirs = [*itertools.dropwhile(lambda one: one.filename.startswith(_PACKAGE), frames)]
+    made.stack = traceback.StackSummary.from_list(theirs or frames)
+    return "".join(made.format()).rstrip()
 
 
 def _receive(connection: Connection, tasks: SimpleQueue[Unit | None]) -> None:

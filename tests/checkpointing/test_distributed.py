@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -157,6 +158,27 @@ def test_what_two_processes_save_loads_in_four_with_other_parts(tmp_path):
 def test_what_one_process_saves_loads_in_two(tmp_path):
     checkpointing.save(tmp_path / "checkpoint_3", WHOLE, step=3)
     in_processes(2, load_in_parts, tmp_path)
+
+
+def save_tied(rank, folder):
+    # Of 2 rows, the third process has none.
+    weight = distribute_tensor(torch.arange(20.0).reshape(2, 10), mesh(), [Shard(0)])
+    like = weight.clone()
+    model = {"head.weight": weight, "like.weight": like, "token_embeddings.weight": weight.detach()}
+    save_sharded(folder / "checkpoint_1", {"model": model}, step=1)
+
+
+@pytest.mark.ranks(3)
+def test_what_is_tied_over_processes_comes_back_and_is_exported_tied(tmp_path):
+    in_processes(3, save_tied, tmp_path)
+    model = checkpointing.load(tmp_path / "checkpoint_1")["model"]
+    assert model["head.weight"] is model["token_embeddings.weight"]
+    assert model["head.weight"] is not model["like.weight"]
+    assert torch.equal(model["head.weight"], torch.arange(20.0).reshape(2, 10))
+    checkpointing.export(tmp_path / "checkpoint_1", tmp_path / "m.safetensors")
+    with safetensors.safe_open(tmp_path / "m.safetensors", framework="pt") as file:
+        assert [*file.keys()] == ["head.weight", "like.weight"]
+        assert file.metadata()["token_embeddings.weight"] == "head.weight"
 
 
 def save_and_load_with_torchs_planners(rank, folder):

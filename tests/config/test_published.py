@@ -55,20 +55,23 @@ NAMES = {
 }
 """Of the format, separated by blanks."""
 
-T5 = """\
-name: t5
-d_model: 512
+DIT = """\
+name: dit
+hidden_size: 512
 dropout_rate: 0
-layer_norm_epsilon: [1.0e-6, 1.0e-5]
-decoder_nonlinearity: null
-use_ffn_bias: false
+attention_initializer: {name: normal}
+norm_first: null
+var_loss: false
 """
 H5_DATA = """\
-data_processor: BertHDF5DataProcessor
+data_processor: LlavaHDF5MapDataProcessor
 data_dir: [./a, ./b]
 batch_size: 64
 shuffle: true
 prefetch_factor: null
+img_data_dir: ./images
+image_data_size: [3, 8, 8]
+transforms: []
 """
 
 
@@ -137,7 +140,7 @@ def test_every_published_class_has_a_schema_under_its_name_in_any_case(kind):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("model", "t6"), ("model", "gpt decoder"), ("callback", "t5"), ("optimizer", "AdamW")],
+    [("model", "t6"), ("model", "gpt decoder"), ("callback", "dit"), ("optimizer", "AdamW")],
 )
 def test_what_is_not_published_has_no_schema(kind, name):
     assert published_schema(kind, name) is None
@@ -149,7 +152,7 @@ def test_nothing_is_published_of_another_kind():
 
 def test_a_class_has_the_fields_of_the_one_it_is_like():
     bert = {name: one.parameter for name, one in published_fields("bert").items()}
-    esm2 = published_schema("model", "esm2").parameters
+    esm2 = {name: one.parameter for name, one in published_fields("esm2").items()}
     assert {name: parameter.annotation for name, parameter in bert.items()} == {
         name: esm2[name].annotation for name in bert
     }
@@ -159,12 +162,12 @@ def test_a_class_has_the_fields_of_the_one_it_is_like():
 def test_its_own_field_comes_before_an_inherited_one():
     general, own = (
         published_schema("data processor", name).parameters["batch_size"]
-        for name in ("DPRHDF5DataProcessor", "DummyDataProcessor")
+        for name in ("HuggingFaceIterableDataProcessorEli5", "DummyDataProcessor")
     )
     assert (general.is_required, own.is_required) == (True, False)
 
 
-@pytest.mark.parametrize(("kind", "text"), [("model", T5), ("data processor", H5_DATA)])
+@pytest.mark.parametrize(("kind", "text"), [("model", DIT), ("data processor", H5_DATA)])
 def test_what_the_class_takes_is_accepted(kind, text):
     assert complaints(kind, text) == []
 
@@ -174,38 +177,38 @@ def test_what_the_class_takes_is_accepted(kind, text):
     [
         (
             "model",
-            T5,
-            "d_model: 512",
-            "d_modle: 512",
-            "p.yaml:2:1: d_modle: no such argument of t5. Did you mean 'd_model'?",
+            DIT,
+            "hidden_size: 512",
+            "hiden_size: 512",
+            "p.yaml:2:1: hiden_size: no such argument of dit. Did you mean 'hidden_size'?",
         ),
         (
             "model",
-            T5,
-            "d_model: 512",
-            "d_model: 512.5",
-            "p.yaml:2:10: d_model: expected an integer, got 512.5.",
+            DIT,
+            "hidden_size: 512",
+            "hidden_size: 512.5",
+            "p.yaml:2:14: hidden_size: expected an integer, got 512.5.",
         ),
         (
             "model",
-            T5,
-            "[1.0e-6, 1.0e-5]",
-            "tiny",
-            "p.yaml:4:21: layer_norm_epsilon: expected a number or a list, got 'tiny'.",
+            DIT,
+            "{name: normal}",
+            "12",
+            "p.yaml:4:24: attention_initializer: expected a string or a mapping, got 12.",
         ),
         (
             "model",
-            T5,
-            "use_ffn_bias: false",
-            "use_ffn_bias: null",
-            "p.yaml:6:15: use_ffn_bias: expected true or false, got null.",
+            DIT,
+            "var_loss: false",
+            "var_loss: null",
+            "p.yaml:6:11: var_loss: expected true or false, got null.",
         ),
         (
             "data processor",
             H5_DATA,
             "shuffle: true",
             "shufle: true",
-            "p.yaml:4:1: shufle: no such argument of BertHDF5DataProcessor. "
+            "p.yaml:4:1: shufle: no such argument of LlavaHDF5MapDataProcessor. "
             "Did you mean 'shuffle'?",
         ),
         (
@@ -228,7 +231,7 @@ def test_what_the_class_takes_is_accepted(kind, text):
             H5_DATA,
             "batch_size: 64\n",
             "",
-            "p.yaml:1:1: batch_size: missing; BertHDF5DataProcessor requires it (an integer).",
+            "p.yaml:1:1: batch_size: missing; LlavaHDF5MapDataProcessor requires it (an integer).",
         ),
     ],
 )

@@ -435,6 +435,7 @@ def test_a_long_list_is_cut_off(shown):
 def test_the_report_of_a_shipped_file_fits_a_terminal(path, tmp_path, monkeypatch):
     for part in ("train", "val"):  # as preprocessing writes them
         (tmp_path / "rows" / part).mkdir(parents=True)
+        (tmp_path / "rows" / part / "data-00000.h5").touch()
     monkeypatch.chdir(tmp_path)
     (plan,) = check_config(read_file(path), shipped_names())
     lines = report(plan).partition("\nNotes\n")[0].splitlines()

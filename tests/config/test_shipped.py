@@ -164,6 +164,20 @@ def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, 
     monkeypatch.setattr(nn.Module, "__init__", built)
     required = {
         "bert": {"max_position_embeddings": 8},
+        "bert/classifier": {
+            "max_position_embeddings": 8,
+            "num_labels": 2,
+            "problem_type": "regression",
+            "task_dropout": 0.1,
+        },
+        "bert/extractive_summarization": {"max_position_embeddings": 8},
+        "bert/token_classifier": {
+            "max_position_embeddings": 8,
+            "num_classes": 2,
+            "encoder_output_dropout_rate": 0.1,
+        },
+        "esm2": {"max_position_embeddings": 8},
+        "dpr": {"encoder": {"max_position_embeddings": 8}},
         "dpo": {"policy_model": {"name": "gpt2"}},
         "fc_mnist": {"hidden_sizes": [3]},
     }

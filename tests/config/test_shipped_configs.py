@@ -28,6 +28,7 @@ def in_a_folder_with_rows(tmp_path, monkeypatch):
     """Run in a folder with those that preprocessing writes."""
     for part in ("train", "val"):
         (tmp_path / "rows" / part).mkdir(parents=True)
+        (tmp_path / "rows" / part / "data-00000.h5").touch()
     monkeypatch.chdir(tmp_path)
 
 

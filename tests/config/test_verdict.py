@@ -65,11 +65,11 @@ def closing_line(tmp_path, capsys, text: str, *options: str) -> str:
         ),
         (
             {
-                "VAL": "{data_processor: ImageNet1KProcessor, batch_size: 2, data_dir: a, "
-                "image_size: [8, 8], transforms: []}"
+                "VAL": "{data_processor: DinoImageDataProcessor, batch_size: 2, dataset: {}, "
+                "ssl_transform: {}}"
                 "\n    ckpt_path: ./none.mdl"
             },
-            "data processor 'ImageNet1KProcessor', checkpoint './none.mdl'.",
+            "data processor 'DinoImageDataProcessor', checkpoint './none.mdl'.",
         ),
     ],
 )

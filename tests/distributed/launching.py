@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 from torch.distributed import TCPStore
 
-from tests.distributed.ranks import environment
+from tests.distributed.ranks import environment, start_workers_as_a_program_does
 from tests.handled_signals import handles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +63,7 @@ class Workers:
         num: How many there are.
         environ: What each has in its environment besides torchrun's; None takes a name away.
         place: The folder that each is started in.
+        prepare: Called in each of them before `run.py`.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Workers:
         num: int = 2,
         environ: Callable[[int], dict[str, str | None]] = lambda rank: {},
         place: Callable[[int], Path] = lambda rank: ROOT,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -82,7 +84,7 @@ class Workers:
             env = {**environment(rank, num, self._agent.port), **environ(rank)}
             given = words if words and isinstance(words[0], str) else words[rank]
             process = _CONTEXT.Process(
-                target=_work, args=(str(output), env, str(place(rank)), list(given))
+                target=_work, args=(str(output), env, str(place(rank)), list(given), prepare)
             )
             process.start()
             self._processes.append(process)
@@ -142,7 +144,13 @@ class Workers:
         return _left(lambda pid: _session_of(pid) in self.pids, timeout_s)
 
 
-def _work(output: str, env: dict[str, str | None], place: str, words: list[str]) -> None:
+def _work(
+    output: str,
+    env: dict[str, str | None],
+    place: str,
+    words: list[str],
+    prepare: Callable[[], None] | None,
+) -> None:
     os.setsid()
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -156,7 +164,10 @@ def _work(output: str, env: dict[str, str | None], place: str, words: list[str])
         else:
             os.environ[name] = value
     _be_quiet()
+    start_workers_as_a_program_does()
     os.chdir(place)
+    if prepare is not None:
+        prepare()
     sys.argv = ["run.py", *words]
     runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
 

@@ -119,6 +119,14 @@ def _result(pipe: Connection, process: Any, timeout_s: float) -> tuple[bool, Any
     return False, f"ended with exit code {process.exitcode}"
 
 
+def start_workers_as_a_program_does() -> None:
+    """Have loaders start their workers in the default way, not through a server of their own.
+
+    A process that a server has forked would start another one, which imports torch again.
+    """
+    mp.set_start_method(None, force=True)
+
+
 def _child(
     pipe: Connection,
     env: dict[str, str],
@@ -131,6 +139,7 @@ def _child(
     import torch
 
     torch.set_num_threads(1)
+    start_workers_as_a_program_does()
     try:
         found = True, function(rank, *args)
     except BaseException:  # noqa: BLE001  # told to the test

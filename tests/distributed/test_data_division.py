@@ -229,7 +229,7 @@ def test_a_size_that_the_processes_cannot_divide_is_refused() -> None:
     loader = number_loader(0, 4, 20, 10, is_global=True)
     with pytest.raises(ConfigError) as caught:
         TrainData(loader, None, DividedBackend(0, 4))
-    facts = ("train_dataloader: global_batch_size 10 ", "4 processes", "8 or 12")
+    facts = ("train_dataloader: a batch size of 10 over all processes", "4 processes", "8 or 12")
     assert [fact for fact in facts if fact not in str(caught.value)] == []
 
 

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 from backends.coordination.restarts import StopRecord
 from backends.coordination.world import join
 from modelzoo_trainer import checkpointing
-from tests.distributed.launching import Launched, command, set_limit, told, wait_until
+from tests.distributed.launching import Launched, Workers, command, set_limit, told, wait_until
 from tests.distributed.ranks import environment, run_ranks
 
 NUM_STEPS = 24
@@ -125,10 +125,11 @@ WAYS: dict[str, Callable[[Launched, Path], None]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_torchrun_does_not_train_on_after_a_stop_and_the_next_one_resumes(tmp_path, way) -> None:
-    folder = tmp_path / "run"
+    folder, num_restarts = tmp_path / "run", 2 if way == "stop file" else 1
     max_time = "init.loop.max_time=4" if way == "max_time" else "init.loop.max_time=600"
     words = command(folder, "init.callbacks[Tell].pause=1.0", max_time)
-    with Launched(tmp_path / "l", words, options=["--max-restarts=2"]) as launched:
+    options = [f"--max-restarts={num_restarts}"]
+    with Launched(tmp_path / "l", words, options=options) as launched:
         wait_until(lambda: len(told(folder)) >= 3, what=launched.said)
         WAYS[way](launched, folder)
         assert launched.code() == 1, launched.said
@@ -138,10 +139,14 @@ def test_torchrun_does_not_train_on_after_a_stop_and_the_next_one_resumes(tmp_pa
     assert sum(line[0] == "begin" for line in told(folder)) == 1
     assert checkpointing.list_checkpoints(folder)[-1].step == int(ended[1])
     num_empty = launched.said.count("torchrun restarted a run")
-    assert num_empty == (0 if way == "SIGTERM to torchrun" else 2)
+    assert num_empty == (0 if way == "SIGTERM to torchrun" else num_restarts)
     words = command(folder)
-    with Launched(tmp_path / "next", words, options=["--max-restarts=2"]) as launched:
-        assert launched.code() == 0, launched.said
+    if way == "stop file":
+        with Launched(tmp_path / "next", words, options=options) as launched:
+            assert launched.code() == 0, launched.said
+    else:  # a store of their own, as of another torchrun
+        with Workers(tmp_path / "next", words) as workers:
+            assert workers.codes() == [0, 0], workers.said
     begins = [line[1] for line in told(folder) if line[0] == "begin"]
     assert begins == ["0", ended[1]]
     assert told(folder)[-1][:2] == ["end", str(NUM_STEPS)]

@@ -5,6 +5,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.models.bert.esm2 import Esm2
 from modelzoo_trainer.models.bert.pretraining import Bert
 
 SIZES: Final[dict[str, Any]] = {
@@ -31,6 +32,17 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "share_embedding_weights": False,
     },
     "alibi": {"position_embedding_type": "alibi"},
+    "esm2": {
+        "norm_first": True,
+        "token_dropout": True,
+        "mask_token_id": 4,
+        "pad_token_id": 1,
+        "disable_nsp": True,
+        "use_final_layer_norm": True,
+        "embedding_layer_norm": False,
+        "position_embedding_type": "rotary",
+        "rotary_dim": 8,
+    },
     "relative": {"position_embedding_type": "relative", "num_relative_attention_buckets": 8},
 }
 
@@ -58,4 +70,5 @@ def batch_of(
 def make(case: str, **changes: Any) -> Bert:
     """Return the model of a case."""
     torch.manual_seed(3)
-    return Bert(**{**SIZES, **CASES[case], **changes})
+    made = Esm2 if case == "esm2" else Bert
+    return made(**{**SIZES, **CASES[case], **changes})

@@ -149,6 +149,19 @@ def test_packed_sequences_are_separate(case: str) -> None:
         torch.testing.assert_close(packed[:, part], alone)
 
 
+def test_padding_rows_have_no_part_in_the_loss() -> None:
+    model = make("bert").eval()
+    batch = batch_of({}, gathers=True)
+    expected = model(batch)
+    zeros = {key: torch.zeros_like(one[:2]) for key, one in batch.items()}
+    zeros["next_sentence_label"] -= 100
+    found = model({key: torch.cat([one, zeros[key]]) for key, one in batch.items()})
+    assert found["num_items"] == expected["num_items"] == 4
+    for key in ("loss", "mlm_loss", "accuracy_cls", "accuracy_masked_lm"):
+        torch.testing.assert_close(found[key], expected[key])
+    assert model(zeros)["loss"] == 0
+
+
 def test_positions_of_roberta_begin_after_the_padding_token() -> None:
     model = make("roberta", **NO_DROPOUT)
     table = model.encoder.position_embeddings.weight

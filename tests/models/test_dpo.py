@@ -200,6 +200,11 @@ def test_settings_of_the_other_loss_have_no_effect_and_that_is_said(
     model(batch_of())["loss"].backward()
 
 
+def test_defaults_of_the_other_loss_are_no_reason_to_warn() -> None:
+    given = {"loss_scaling": "num_tokens", "loss_weight": 1, "compute_eval_metrics": True}
+    Dpo(policy_model={"name": "gpt2", **DECODER, **given})  # a warning would raise
+
+
 def test_validation_metrics_can_be_switched_off() -> None:
     torch.manual_seed(0)
     model = Dpo(policy_model={"name": "gpt2", **DECODER}, compute_eval_metrics=False)

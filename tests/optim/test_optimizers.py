@@ -154,6 +154,12 @@ def test_biases_and_norm_layers_do_not_decay():
     assert [decaying["weight_decay"], exempt["weight_decay"]] == [0.1, 0.0]
 
 
+def test_a_position_bias_does_not_decay():
+    model = nn.ModuleDict({"position_bias": nn.Embedding(4, 2), "other": nn.Embedding(4, 2)})
+    _, exempt = make_param_groups(model, weight_decay=0.1)
+    assert named(model, exempt) == ["position_bias.weight"]
+
+
 def test_an_optimizer_without_weight_decay_has_one_group():
     model = Net()
     (group,) = make_param_groups(model, weight_decay=None)

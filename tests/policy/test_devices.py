@@ -11,6 +11,7 @@ import pytest
 
 LIBRARIES = {"torch_tpu", "torch_xla"}
 DEVICE_MODULES = {"accelerator", "cuda", "mps", "xpu"}  # of torch
+OF_THE_ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}  # of os
 NAME = re.compile(
     r"(cuda|hpu|mps|xla|xpu)(:\d+)?"
     r"|(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)"
@@ -33,7 +34,7 @@ def findings(node: ast.AST) -> Iterator[str]:
             yield from (name for name in full if is_library(name))
         case ast.Attribute(value=ast.Name(id="torch"), attr=attr) if attr in DEVICE_MODULES:
             yield f"torch.{attr}"
-        case ast.Attribute(value=ast.Name(id="os"), attr="environ" | "environb" | "getenv" as attr):
+        case ast.Attribute(value=ast.Name(id="os"), attr=attr) if attr in OF_THE_ENVIRONMENT:
             yield f"os.{attr}"
         case ast.Attribute(attr="is_cuda" | "is_mps" | "is_xla" | "is_xpu" as attr):
             yield f".{attr}"
@@ -48,7 +49,7 @@ def is_library(name: str) -> bool:
     return (
         first in LIBRARIES
         or (first == "torch" and bool(rest) and rest[0] in DEVICE_MODULES)
-        or name in {"os.environ", "os.environb", "os.getenv"}
+        or name in {f"os.{attr}" for attr in OF_THE_ENVIRONMENT}
     )
 
 
@@ -74,7 +75,10 @@ def compares_a_type(left: ast.expr, right: ast.expr) -> bool:
         "tensor.is_cuda",
         "os.environ['HOME']",
         "os.getenv('HOME')",
+        "os.putenv('HOME', 'x')",
+        "os.unsetenv('HOME')",
         "from os import environ",
+        "from os import putenv",
         "read('LOCAL_RANK')",
         "read('CUDA_VISIBLE_DEVICES')",
     ],

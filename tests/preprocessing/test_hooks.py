@@ -88,14 +88,14 @@ def test_a_preference_has_a_prompt_of_its_own_or_one_inside_both_answers():
         turns("dpo_read_hook", {"c": "good", "r": "bad"}, **keys)
 
 
-def test_a_missing_column_is_named_with_its_document():
+def test_a_missing_column_is_named():
     hook = find_hook(PUBLISHED + "text_read_hook", {"text_key": "text"})
-    with pytest.raises(ConfigError, match=r"b\.jsonl:7: .*no key 'text'.*'texts'"):
-        hook({"texts": ""}, "b.jsonl:7")
-    with pytest.raises(ConfigError, match=r"b\.jsonl:7: .*an object with 'text'.*got list"):
-        hook([], "b.jsonl:7")
+    with pytest.raises(ConfigError, match=r"no key 'text'.*'texts'"):
+        hook({"texts": ""})
+    with pytest.raises(ConfigError, match=r"an object with 'text'.*got list"):
+        hook([])
     with pytest.raises(ConfigError, match=r"'text' must hold text, got dict"):
-        hook({"text": {}}, "b.jsonl:7")
+        hook({"text": {}})
 
 
 def test_a_hook_knows_its_columns():
@@ -142,12 +142,6 @@ def own(tmp_path, monkeypatch):
 def test_a_users_hook_is_imported_and_gets_its_arguments(own):
     hook = own("return [{'content': [{'text': entry[kwargs['text_key']]}]}]")
     assert hook({"t": "a"}) == [{"content": [{"text": "a"}]}]
-
-
-def test_an_exception_of_a_users_hook_names_the_document(own):
-    with pytest.raises(ZeroDivisionError) as caught:
-        own("return 1 / 0")({}, "b.jsonl:7")
-    assert "b.jsonl:7" in caught.value.__notes__[0]
 
 
 def test_a_users_hook_may_skip_a_document(own):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import INCOMPLETE
 from modelzoo_trainer.preprocessing import journal, output, pipeline, readers, shuffling
-from modelzoo_trainer.preprocessing.journal import MARK
 from modelzoo_trainer.preprocessing.pipeline import preprocess
+from modelzoo_trainer.preprocessing.summary import report
 from tests.preprocessing.runs import run, settings_for, tree_digest, write_lines
 
 
@@ -83,7 +85,7 @@ def test_an_unfinished_folder_is_marked(source, monkeypatch) -> None:
     splits = "data_splits: {a: {split_fraction: 0.5}, b: {split_fraction: 0.5}}"
     interrupted(source, monkeypatch, setup=splits)
     for folder in ("out", "out/a", "out/b"):
-        assert "note" in json.loads((source / folder / MARK).read_text("utf-8"))
+        assert "note" in json.loads((source / folder / INCOMPLETE).read_text("utf-8"))
     run(source, processing="write_chunk_size: 1", setup=splits)
     assert not [*(source / "out").rglob("INCOMPLETE*")]
 
@@ -97,6 +99,57 @@ def test_other_settings_or_inputs_are_refused(source, monkeypatch) -> None:
         run(source, processing="write_chunk_size: 1")
     (source / "in" / "b.jsonl").unlink()
     run(source, processing="write_chunk_size: 1, write_in_batch: true")
+
+
+def own_code(folder, text) -> None:
+    (folder / "own_code.py").write_text(
+        f"def hook(entry, text_key):\n    return [{{'content': [{{'text': {text!r}}}]}}]\n",
+        encoding="utf-8",
+    )
+
+
+def test_a_changed_module_of_the_hook_is_refused_unless_it_is_accepted(source, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(source)
+    own_code(source, "a")
+    settings = settings_for(source, processing="write_chunk_size: 1")
+    processing = replace(settings.processing, read_hook="own_code:hook")
+    settings = replace(settings, processing=processing)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2)
+        with pytest.raises(Interrupted):
+            preprocess(settings, save_s=0)
+    own_code(source, "b")
+    with pytest.raises(ConfigError, match=r"processing\.read_hook.*'read_hook'.*INCOMPLETE\.json"):
+        preprocess(settings, save_s=0)
+    mark = source / "out" / INCOMPLETE
+    kept = json.loads(mark.read_text("utf-8"))
+    del kept["read_hook"]
+    mark.write_text(json.dumps(kept), encoding="utf-8")
+    preprocess(settings, save_s=0)
+
+
+def test_changed_files_of_the_tokenizer_are_refused(source, monkeypatch) -> None:
+    interrupted(source, monkeypatch)
+    config = source / "bytes" / "tokenizer_config.json"
+    before = config.read_text("utf-8")
+    changed = json.loads(before) | {"chat_template": "{{ messages }}"}
+    config.write_text(json.dumps(changed), encoding="utf-8")
+    with pytest.raises(ConfigError, match="files of the tokenizer"):
+        run(source, processing="write_chunk_size: 1")
+    config.write_text(before, encoding="utf-8")
+    run(source, processing="write_chunk_size: 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [(INCOMPLETE, b"{"), (INCOMPLETE, b"[]"), (journal.STATE, b"PK\3\4")],
+)
+def test_a_damaged_file_of_an_unfinished_run_is_named(source, monkeypatch, name, content) -> None:
+    interrupted(source, monkeypatch)
+    path = source / "out" / name
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{name}'.*cannot be read"):
+        run(source, processing="write_chunk_size: 1")
 
 
 @pytest.mark.parametrize("shuffles", [False, True])
@@ -119,33 +172,38 @@ def test_a_state_without_its_mark_is_not_continued(source, monkeypatch) -> None:
     options = {"processing": "write_chunk_size: 1"}
     run(source, out="whole", **options)
     interrupted(source, monkeypatch)
-    for path in [source / "out" / MARK, *(source / "out").glob("*.h5")]:
+    for path in [source / "out" / INCOMPLETE, *(source / "out").glob("*.h5")]:
         path.unlink()
     run(source, **options)
     assert tree_digest(source / "out") == tree_digest(source / "whole")
 
 
-def test_runs_of_subfolders_are_continued_after_every_interruption(source, monkeypatch) -> None:
+@pytest.mark.parametrize("options", [{}, OPTIONS[2]])
+def test_runs_of_subfolders_are_continued_after_every_interruption(
+    source, monkeypatch, options
+) -> None:
     for name in ("x", "y"):
         (source / "in" / name).mkdir()
-        write_lines(source / "in" / name / "b.jsonl", [name * 30])
+        write_lines(source / "in" / name / "b.jsonl", [name * 30, "", "", name * 9])
 
-    def subsets(out: str) -> None:
-        settings = settings_for(source, out=out)
+    def subsets(out: str) -> str:
+        settings = settings_for(source, out=out, **options)
         settings.setup.data["top_level_as_subsets"] = True
-        preprocess(settings, save_s=0)
+        return report(preprocess(settings, save_s=0)).replace(str(source / out), "")
 
-    subsets("whole")
+    whole = subsets("whole")
+    assert ("/x/a:" if options else "/x:") in whole
     interruptions = 0
     while not (source / "out").exists() or [*(source / "out").rglob("INCOMPLETE*")]:
         with monkeypatch.context() as patch:
-            interrupt_at(patch, 4)
+            interrupt_at(patch, 4 + interruptions)
             try:
-                subsets("out")
+                continued = subsets("out")
             except Interrupted:
                 interruptions += 1
         assert interruptions < 30
     assert interruptions > 2
+    assert continued == whole
     assert tree_digest(source / "out") == tree_digest(source / "whole")
     with pytest.raises(ConfigError, match="already has rows"):
         subsets("out")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.exit_codes import DONE, FAILED
-from modelzoo_trainer.preprocessing.journal import MARK
+from modelzoo_trainer.hdf5_format import INCOMPLETE
 from tests.preprocessing.runs import HOOK, tree_digest, write_lines
 from tests.preprocessing.toys import byte_tokenizer
 
@@ -137,7 +137,7 @@ def test_a_killed_run_is_continued_with_equal_bytes(folder, whom, more) -> None:
     kills = run_with_kills(folder, whom, seed=len(whom) + len(more), more=more)
     assert kills > 0
     assert tree_digest(folder / "out") == tree_digest(folder / "whole")
-    assert not [*folder.rglob(MARK)]
+    assert not [*folder.rglob(INCOMPLETE)]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.preprocessing import readers
+from modelzoo_trainer.preprocessing.hooks import ReadHookError
 from modelzoo_trainer.preprocessing.pipeline import preprocess
 from modelzoo_trainer.preprocessing.summary import report
 from tests.preprocessing.runs import (
@@ -166,8 +168,29 @@ def test_facts_are_written_and_name_nothing_of_the_machine(source) -> None:
 
 def test_the_report_has_the_counts(source) -> None:
     text = report(run(source))
-    for fact in ("5, 1 skipped", "8 tokens", "1 empty", "a.jsonl"):
+    for fact in ("5, 1 skipped", "8 tokens", "1 empty (first: a.jsonl:3)"):
         assert fact in text
+
+
+def test_the_place_of_a_skipped_document_is_that_of_its_file(source, monkeypatch) -> None:
+    monkeypatch.setattr(readers, "UNIT_BYTES", 40)
+    write_lines(source / "in" / "a.jsonl", ["x" * 30, "", "y" * 30, ""])
+    write_lines(source / "in" / "b.jsonl", [""])
+    [facts] = run(source)
+    assert facts.first_skipped == {"empty": "a.jsonl:2"}
+    params = json.loads((source / "out" / "data_params.json").read_text("utf-8"))
+    assert params["post-process"]["first_skipped"] == facts.first_skipped
+    write_parquet(source / "in" / "a.parquet", [{"text": "x"}, {"text": ""}])
+    (source / "in" / "a.jsonl").unlink()
+    [facts] = run(source, out="table")
+    assert facts.first_skipped == {"empty": "a.parquet, row 1"}
+
+
+def write_parquet(path, rows) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
 def test_processes_do_not_change_a_byte(source, monkeypatch) -> None:
@@ -213,23 +236,52 @@ def test_invalid_settings_leave_no_folder(source, options, fact) -> None:
     assert not (source / "out").exists()
 
 
-def test_an_invalid_entry_is_named(source) -> None:
-    (source / "in" / "b.jsonl").write_text('{"content": 3}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=re.compile(r"b\.jsonl:0.*'text'", re.DOTALL)):
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_an_invalid_entry_is_named_with_its_line(source, monkeypatch, pack) -> None:
+    monkeypatch.setattr(readers, "UNIT_BYTES", 40)
+    content = b'{"text": "a"}\n\n' * 5 + b'{"content": 3}\n'
+    name = "b.jsonl" if pack is bytes else "b.jsonl.gz"
+    (source / "in" / name).write_bytes(pack(content))
+    with pytest.raises(ConfigError, match=re.compile(rf"{name}:11: .*'text'", re.DOTALL)):
         run(source)
 
 
-def test_a_hook_that_raises_is_named_with_the_document(source, monkeypatch) -> None:
+def test_a_document_that_a_mode_refuses_is_named_with_its_line(source, monkeypatch) -> None:
+    monkeypatch.setattr(readers, "UNIT_BYTES", 40)
+    write_lines(source / "in" / "a.jsonl", ["a", "b", "c", "d"])
+    base = settings_for(source)
+    settings = replace(base, setup=replace(base.setup, mode="nlg"))
+    with pytest.raises(ConfigError, match=r"a\.jsonl:1: nlg"):
+        preprocess(settings)
+
+
+@pytest.mark.slow_cases("2")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_hook_that_raises_is_named_with_the_document(
+    source, monkeypatch, caplog, processes
+) -> None:
     (source / "failing_hook.py").write_text(
-        "def read(entry, **keys):\n    raise ZeroDivisionError('of the user')\n", encoding="utf-8"
+        "def read(entry, **keys):\n"
+        "    if not entry['text']:\n"
+        "        raise ZeroDivisionError('of the user')\n"
+        "    return [{'content': [{'text': 'a'}]}]\n",
+        encoding="utf-8",
     )
     monkeypatch.syspath_prepend(str(source))
-    base = settings_for(source)
+    base = settings_for(source, processes=processes)
     processing = replace(base.processing, read_hook="failing_hook:read")
     settings = replace(base, processing=processing)
-    with pytest.raises(ZeroDivisionError) as raised:
+    with pytest.raises(ReadHookError) as raised:
         preprocess(settings)
-    assert "a.jsonl:0" in raised.value.__notes__[0]
+    where = f"{source / 'failing_hook.py'}:3"
+    for fact in ("a.jsonl:3: ", "failing_hook:read", f"ZeroDivisionError: of the user ({where})"):
+        assert fact in str(raised.value)
+    assert "'text'" in str(raised.value)  # the keys of the entry
+    lines = caplog.text.splitlines()
+    assert lines[-1] == "ZeroDivisionError: of the user"
+    assert [line for line in lines if line.startswith("  File ")] == [
+        f'  File "{source / "failing_hook.py"}", line 3, in read'
+    ]
 
 
 def test_a_setting_without_effect_is_reported(source, caplog) -> None:
@@ -241,7 +293,42 @@ def test_nothing_to_write_is_reported(source, caplog) -> None:
     write_lines(source / "in" / "a.jsonl", [""])
     [facts] = run(source)
     assert facts.stats.rows == 0
-    assert "No rows" in caplog.text
+    assert f"{source / 'out'} has no rows" in caplog.text
+
+
+def test_a_split_without_rows_is_reported(source, caplog) -> None:
+    splits = "data_splits: {a: {split_fraction: 1}, b: {split_fraction: 0}}"
+    text = report(run(source, setup=splits))
+    assert f"{source / 'out' / 'b'} has no rows: it got none" in caplog.text
+    assert f"{source / 'out' / 'a'} has no rows" not in caplog.text
+    assert text.count("warning    no rows") == 1
+    assert not [*(source / "out" / "b").glob("*.h5")]  # so that a check of a training file sees it
+    write_lines(source / "in" / "a.jsonl", ["", ""])
+    run(source, out="short", setup=splits)
+    assert f"{source / 'short' / 'a'} has no rows: of its 2 documents, 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b""),
+        ("a.jsonl", b"\n \n"),
+        ("a.jsonl.gz", gzip.compress(b"")),
+        ("a.jsonl.zst", b""),
+        ("a.txt", b""),
+    ],
+)
+def test_an_input_without_documents_is_refused_and_leaves_nothing(source, name, content) -> None:
+    (source / "in" / "a.jsonl").unlink()
+    (source / "in" / name).write_bytes(content)
+    contexts = "context_splits: {MSL_List: [8, 16], split_fractions: [0.5, 0.5]}"
+    for options in ({}, {"setup": f"{TWO_SPLITS}, {contexts}", "processing": "shuffle: true"}):
+        with pytest.raises(ConfigError, match=rf"setup\.data: .*{name}"):
+            run(source, **options)
+        assert not (source / "out").exists()
+    (source / "in" / name).unlink()
+    write_lines(source / "in" / "b.jsonl", TEXTS)
+    run(source)
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ _SPECIAL: Final = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
 def reference(name: str) -> JsonSchema:
     """Return a schema that is a definition."""
-    return {"$ref": f"#/$defs/{name}"}
+    return {"$ref": f"#/$defs/{name.replace('/', '~1')}"}  # as in JSON pointers
 
 
 def one_of_types(kind: str, *, is_optional: bool) -> str | list[str]:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelzoo_trainer.data.hdf5.files import (
-    DATASET,
     FolderState,
     RowFiles,
     find_files,
     fingerprint_of,
     read_header,
 )
+from modelzoo_trainer.data.hdf5.masked_rows import MaskedRows
+from modelzoo_trainer.data.hdf5.retrieval_rows import CONTEXT_DATASET, RetrievalRows
 from modelzoo_trainer.data.hdf5.rows import (
-    FEATURES,
     CorpusRows,
     HDF5Rows,
     MappedRows,
@@ -26,6 +26,7 @@ from modelzoo_trainer.data.hdf5.selection import Run, Source, runs_of, shares_of
 from modelzoo_trainer.data.hdf5.transforms import Transform
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, FEATURES, LABELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,9 @@ class RowOptions:
         seed: Of the transforms.
         num_samples: Samples of an epoch; None = all.
         map_fn: Makes a sample of an array of a file; None = its rows are the features.
+        has_labels: Whether the labels of masked tokens are in a dataset of their own.
+        dataset: Name of the dataset with the samples.
+        context_features: Names of the rows of contexts, in a dataset of their own; () = none.
     """
 
     max_sequence_length: int | None = None
@@ -49,6 +53,9 @@ class RowOptions:
     seed: int = 0
     num_samples: int | None = None
     map_fn: Callable[[Any], Any] | None = None
+    has_labels: bool = False
+    dataset: str = DATASET
+    context_features: Sequence[str] = ()
 
 
 def open_dataset(
@@ -60,7 +67,7 @@ def open_dataset(
         ConfigError: If a folder or a file cannot be read, or does not fit the arguments.
     """
     groups = [
-        [read_header(path) for path in find_files(source.folders, source.argument)]
+        [read_header(path, options.dataset) for path in find_files(source.folders, source.argument)]
         for source in sources
     ]
     files = RowFiles.of(groups)
@@ -94,8 +101,15 @@ def _corpus_length(files: RowFiles, options: RowOptions) -> int | None:
         ConfigError: If the arguments do not fit the shape of the data.
     """
     path, shape, length = files.files[0].path, files.row_shape, options.max_sequence_length
-    where = f"{path}: dataset {DATASET!r}"
+    where = f"{path}: dataset {options.dataset!r}"
     if not shape:
+        if options.has_labels or options.context_features:
+            needed = "masked tokens" if options.has_labels else "questions with contexts"
+            advice = " with training_objective: mlm" if options.has_labels else ""
+            raise ConfigError(
+                f"{where} is 1-D, a corpus of tokens, but {needed} require samples. Preprocess the "
+                f"data{advice}."
+            )
         if length is None:
             raise ConfigError(
                 f"{where} is 1-D, a corpus of tokens, which requires max_sequence_length: the "
@@ -126,7 +140,7 @@ def _other_features(where: str, num: int, options: RowOptions) -> ConfigError:
     names = ", ".join(options.features)
     if options.vsl:
         advice = "Remove use_vsl, or use data that was preprocessed with use_vsl."
-    elif num == 5:
+    elif num == len(options.features) + 2:
         advice = "If it was preprocessed with use_vsl, set use_vsl: true."
     else:
         advice = "Use data that was preprocessed for this processor."
@@ -154,6 +168,18 @@ def _dataset(
     files: RowFiles, segments: Segments, length: int | None, options: RowOptions
 ) -> HDF5Rows:
     more: dict[str, Any] = {"transforms": options.transforms, "seed": options.seed}
+    if options.has_labels:
+        labels = RowFiles.of([[read_header(one.path, LABELS) for one in files.files]])
+        return MaskedRows(files, labels, segments, features=options.features)
+    if options.context_features:
+        contexts = RowFiles.of([[read_header(one.path, CONTEXT_DATASET) for one in files.files]])
+        return RetrievalRows(
+            files,
+            contexts,
+            segments,
+            features=options.features,
+            context_features=options.context_features,
+        )
     if length is not None:
         found: HDF5Rows = CorpusRows(files, segments, length, **more)
     else:

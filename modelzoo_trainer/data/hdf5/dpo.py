@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from modelzoo_trainer.constraints import Flag, Names, NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.data.hdf5.gpt import GptHDF5DataProcessor
-from modelzoo_trainer.data.hdf5.rows import FEATURES, HDF5Rows
+from modelzoo_trainer.data.hdf5.rows import HDF5Rows
 from modelzoo_trainer.data.processor import ShuffleSeed
 from modelzoo_trainer.errors import ConfigError
-
-DPO_FEATURES: Final = tuple(
-    f"{answer}_{feature}" for answer in ("chosen", "rejected") for feature in FEATURES
-)
+from modelzoo_trainer.hdf5_format import DPO_FEATURES
 
 
 class DpoHDF5DataProcessor(GptHDF5DataProcessor):

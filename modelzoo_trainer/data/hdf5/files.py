@@ -17,15 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.hdf5_format import COUNT, DATASET, INCOMPLETE, SUFFIX
 
 log = logging.getLogger("modelzoo_trainer.data")
 
-DATASET: Final = "data"
-"""Name of the dataset with the samples in a file."""
-INCOMPLETE: Final = "INCOMPLETE.json"
-"""A file that is in a folder from the start of a preprocessing until its end."""
-_SUFFIX: Final = ".h5"
-_COUNT: Final = "n_examples"
 _EXTRA: Final = "pip install 'modelzoo-trainer[hdf5]'"
 _DIGEST_BYTES: Final = 4
 
@@ -54,6 +49,7 @@ class RowFile(NamedTuple):
         layout: How rows lie in the file.
         offset: Position of contiguous rows in the file.
         cache_bytes: Size of h5py's cache that avoids reading a chunk twice.
+        dataset: Name of the dataset in the file.
     """
 
     path: str
@@ -65,6 +61,7 @@ class RowFile(NamedTuple):
     layout: Layout
     offset: int
     cache_bytes: int
+    dataset: str = DATASET
 
 
 _DEFLATE, _SHUFFLE = 1, 2  # numbers of HDF5's filters
@@ -73,7 +70,7 @@ _LAYOUTS: Final = {
     (_SHUFFLE, _DEFLATE): Layout.SHUFFLED,
 }
 
-_HEADERS: Final[dict[str, RowFile]] = {}
+_HEADERS: Final[dict[tuple[str, str], RowFile]] = {}
 """Headers read by this process: a dataloader is created for each validation."""
 
 
@@ -101,10 +98,23 @@ def missing_folders(folders: Iterable[str], argument: str) -> list[str]:
         path = Path(folder).expanduser()
         if not path.is_dir():
             problem = "is not a folder" if path.exists() else "does not exist"
-            found.append(f"{argument} {folder!r} {problem}. Give a folder with {_SUFFIX} files.")
+            found.append(f"{argument} {folder!r} {problem}. Give a folder with {SUFFIX} files.")
         elif (path / INCOMPLETE).exists():
             found.append(_unfinished(folder, argument))
+        elif _is_without_files(path):
+            found.append(
+                f"{argument} {folder!r} has no {SUFFIX} file. Files in subfolders and files with "
+                f"other endings are not read; give the folder that has them."
+            )
     return found
+
+
+def _is_without_files(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return not any(one.name.endswith(SUFFIX) and not one.is_dir() for one in entries)
+    except OSError:  # raised when the files are opened
+        return False
 
 
 def find_files(folders: Sequence[str], argument: str = "data_dir") -> list[str]:
@@ -123,11 +133,6 @@ def find_files(folders: Sequence[str], argument: str = "data_dir") -> list[str]:
             raise ConfigError(
                 f"{argument} {folder!r} cannot be listed: {reason_of(error)}."
             ) from error
-        if not found:
-            raise ConfigError(
-                f"{argument} {folder!r} has no {_SUFFIX} file. Files in subfolders and files with "
-                f"other endings are not read; give the folder that has them."
-            )
         paths += [os.path.join(folder, name) for name in found]
     return sorted(paths)
 
@@ -141,7 +146,7 @@ def _names(folder: str) -> list[str]:
     found = []
     with os.scandir(Path(folder).expanduser()) as entries:
         for one in entries:
-            if not one.name.endswith(_SUFFIX) or one.is_dir():
+            if not one.name.endswith(SUFFIX) or one.is_dir():
                 continue
             if not one.is_file():
                 raise ConfigError(
@@ -159,21 +164,21 @@ def _unfinished(folder: str, argument: str) -> str:
     )
 
 
-def read_header(path: str) -> RowFile:
+def read_header(path: str, dataset: str = DATASET) -> RowFile:
     """Return what the header of a file says; of an unchanged file, it is read once in a process.
 
     Raises:
-        ConfigError: If the file cannot be read, or has no dataset of integers called `data`.
+        ConfigError: If the file cannot be read, or has no dataset of integers of this name.
     """
     real = os.path.abspath(os.path.expanduser(path))
     status = os.stat(real)
-    known = _HEADERS.get(real)
+    known = _HEADERS.get((real, dataset))
     if known is not None and (known.size, known.mtime_ns) == (status.st_size, status.st_mtime_ns):
         return known._replace(path=path)
     h5py = h5py_module()
     try:
         with h5py.File(real, "r", locking=False) as file:
-            found = _header(h5py, file, path, status)
+            found = _header(h5py, file, dataset, path, status)
     except ConfigError:
         raise
     except PermissionError as error:
@@ -185,32 +190,32 @@ def read_header(path: str) -> RowFile:
             f"{path}: the file cannot be read ({error}). It is damaged or truncated: copy or "
             f"create it again."
         ) from error
-    _HEADERS[real] = found
+    _HEADERS[real, dataset] = found
     return found
 
 
-def _header(h5py: Any, file: Any, path: str, status: os.stat_result) -> RowFile:
-    dataset = file.get(DATASET)
+def _header(h5py: Any, file: Any, name: str, path: str, status: os.stat_result) -> RowFile:
+    dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
-        names = ", ".join(repr(name) for name in file if name != DATASET) or "nothing else"
+        names = ", ".join(repr(one) for one in file if one != name) or "nothing else"
         raise ConfigError(
-            f"{path}: there is no dataset {DATASET!r}; the file has {names}. Remove it from the "
+            f"{path}: there is no dataset {name!r}; the file has {names}. Remove it from the "
             f"folder, or preprocess the data again."
         )
     shape, dtype = dataset.shape, dataset.dtype
     if dtype.kind not in "iu" or not shape or 0 in shape[1:]:
         raise ConfigError(
-            f"{path}: dataset {DATASET!r} has dtype {dtype} and shape {shape}, expected integers "
+            f"{path}: dataset {name!r} has dtype {dtype} and shape {shape}, expected integers "
             f"of shape (samples, features, tokens) or (tokens,). Preprocess the data again."
         )
-    num_rows = file.attrs.get(_COUNT, shape[0])
+    num_rows = file.attrs.get(COUNT, shape[0])
     if len(shape) > 1 and not np.array_equal(num_rows, shape[0]):
         log.warning(
             "%s: the attribute %s is %s, but dataset %r has %d rows. All rows are used.",
             path,
-            _COUNT,
+            COUNT,
             num_rows,
-            DATASET,
+            name,
             shape[0],
         )
     layout = _layout_of(file, dataset)
@@ -228,6 +233,7 @@ def _header(h5py: Any, file: Any, path: str, status: os.stat_result) -> RowFile:
         layout=layout,
         offset=dataset.id.get_offset() if layout is Layout.CONTIGUOUS else 0,
         cache_bytes=cache_bytes,
+        dataset=name,
     )
 
 
@@ -276,13 +282,13 @@ class RowFiles:
                 if (one.dtype, one.row_shape) != expected:
                     like = group[0] if one.dtype != group[0].dtype else first
                     raise ConfigError(
-                        f"{one.path}: dataset {DATASET!r} has {_described(one)}, but that of "
+                        f"{one.path}: dataset {one.dataset!r} has {_described(one)}, but that of "
                         f"{like.path} has {_described(like)}. All files must be equal in this."
                     )
             if not any(one.num_rows for one in group):
                 raise ConfigError(
-                    f"{group[0].path}: dataset {DATASET!r} has no rows, nor has that of any other "
-                    f"file of its folder. Preprocess the data again."
+                    f"{group[0].path}: dataset {group[0].dataset!r} has no rows, nor has that of "
+                    f"any other file of its folder. Preprocess the data again."
                 )
         files = tuple(one for group in groups for one in group)
         counts = np.array([one.num_rows for one in files], dtype=np.int64)
@@ -311,7 +317,8 @@ class RowFiles:
         """Return the file, dataset and row of a row, for messages."""
         (number,), (inner,) = self.locate(np.array([row]))
         word = "row" if self.row_shape else "token"
-        return f"{self.files[number].path}: dataset {DATASET!r}, {word} {inner}"
+        file = self.files[number]
+        return f"{file.path}: dataset {file.dataset!r}, {word} {inner}"
 
 
 def _described(file: RowFile) -> str:

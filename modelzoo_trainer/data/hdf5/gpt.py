@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from modelzoo_trainer.constraints import (
     Flag,
@@ -21,15 +21,13 @@ from modelzoo_trainer.data.hdf5.processor import (
     check_padding,
     lacks_of,
     say_ignored,
-    say_once,
 )
-from modelzoo_trainer.data.hdf5.rows import FEATURES, VSL_FEATURES
 from modelzoo_trainer.data.hdf5.selection import Source, parse_sources
 from modelzoo_trainer.data.hdf5.transforms import parse_transforms
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.data.stream_processor import say_once
 from modelzoo_trainer.errors import ConfigError
-
-_PARAMS: Final = "data_params.json"
+from modelzoo_trainer.hdf5_format import FEATURES, PARAMS, VSL_FEATURES
 
 
 class GptHDF5MapDataProcessor(HDF5Processor):
@@ -293,7 +291,7 @@ def _features(
         if given is not None and tuple(given) != VSL_FEATURES:
             say_once(f"{owner}.features_list has no effect: use_vsl decides the features.")
         return VSL_FEATURES
-    path = Path(data_dir).expanduser() / _PARAMS if isinstance(data_dir, str) else None
+    path = Path(data_dir).expanduser() / PARAMS if isinstance(data_dir, str) else None
     if path is None or not path.is_file():
         return tuple(given or FEATURES)
     found = _features_in(path)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from modelzoo_trainer.data.hdf5.files import DATASET, Layout, RowFile, h5py_module
+from modelzoo_trainer.data.hdf5.files import Layout, RowFile, h5py_module
 from modelzoo_trainer.errors import ConfigError
 
 NUM_OPEN: Final = 128
@@ -47,7 +47,7 @@ class ChunkIndex(NamedTuple):
             offsets[row], sizes[row] = chunk.byte_offset, 0 if chunk.filter_mask else chunk.size
 
         with _library_file(file) as opened:
-            opened[DATASET].id.chunk_iter(note)
+            opened[file.dataset].id.chunk_iter(note)
         return cls(offsets, sizes)
 
 
@@ -65,7 +65,7 @@ class OpenFiles:
 
     def __init__(self, limit: int = NUM_OPEN) -> None:
         self.limit = limit
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._open: OrderedDict[tuple[str, str], _OpenFile] = OrderedDict()
         self._indices: OrderedDict[RowFile, ChunkIndex] = OrderedDict()
         self._num_indexed = 0
         self._pid = os.getpid()
@@ -102,13 +102,14 @@ class OpenFiles:
         if self._pid != os.getpid():
             _INHERITED.append(self._open)
             self._open, self._pid = OrderedDict(), os.getpid()
-        found = self._open.get(file.path)
+        key = file.path, file.dataset
+        found = self._open.get(key)
         if found is not None:
-            self._open.move_to_end(file.path)
+            self._open.move_to_end(key)
             return found
         while len(self._open) >= self.limit:
             self._open.popitem(last=False)[1].close()
-        self._open[file.path] = found = self._open_one(file)
+        self._open[key] = found = self._open_one(file)
         return found
 
     def _open_one(self, file: RowFile) -> _OpenFile:
@@ -128,7 +129,9 @@ class OpenFiles:
         row = start
         while row < stop - 1 and self._is_readable(file, row):
             row += 1
-        what = f"{file.path}: dataset {DATASET!r}, {'row' if file.row_shape else 'token'} {row}"
+        what = (
+            f"{file.path}: dataset {file.dataset!r}, {'row' if file.row_shape else 'token'} {row}"
+        )
         number = getattr(error, "errno", None)
         if isinstance(error, OSError) and number and not isinstance(error, FileNotFoundError):
             return OSError(number, f"{what} cannot be read: {error.strerror or error}")
@@ -150,7 +153,7 @@ class _ThroughLibrary:
 
     def __init__(self, file: RowFile) -> None:
         self._file = _library_file(file)
-        self._data = self._file[DATASET]
+        self._data = self._file[file.dataset]
 
     def read(self, start: int, stop: int) -> Rows:
         """Return rows; several at once are faster than one by one."""
@@ -221,7 +224,7 @@ class _Compressed(_Direct):
         index, shape, dtype = self._index, self._shape, self._dtype
         if not index.sizes[start:stop].all():
             with _library_file(self._file) as opened:
-                found: Rows = opened[DATASET][start:stop]
+                found: Rows = opened[self._file.dataset][start:stop]
                 return found
         rows: Rows = np.empty((stop - start, *shape), dtype)
         by_row = rows.reshape(len(rows), -1).view(np.uint8)

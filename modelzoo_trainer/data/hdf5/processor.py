@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
-
-import torch
-from torch.utils.data import DataLoader
 
 from modelzoo_trainer.data.hdf5.dataset import RowOptions, open_dataset
 from modelzoo_trainer.data.hdf5.files import lacking_h5py, missing_folders
 from modelzoo_trainer.data.hdf5.rows import HDF5Rows, MappedRows
 from modelzoo_trainer.data.hdf5.selection import Source
-from modelzoo_trainer.data.processor import DataProcessor, LoadingOptions, already_a_batch
-from modelzoo_trainer.data.stream import Member, StreamSampler
+from modelzoo_trainer.data.processor import LoadingOptions
+from modelzoo_trainer.data.stream import Member
+from modelzoo_trainer.data.stream_processor import StreamProcessor, say_once, say_without_effect
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
 
-log = logging.getLogger("modelzoo_trainer.data")
-
-_SAID: Final[set[str]] = set()
 _NO_EFFECT: Final = {
     "use_worker_cache": "files are read where they are",
     "vocab_size": "token ids are compared with the vocab_size of the model",
@@ -33,7 +27,7 @@ _NO_EFFECT: Final = {
 """Arguments of published files that this package does not need, and why."""
 
 
-class HDF5Processor(DataProcessor):
+class HDF5Processor(StreamProcessor):
     """Base class of data processors over the rows of HDF5 files.
 
     Constructors of subclasses call `begin`.
@@ -61,7 +55,7 @@ class HDF5Processor(DataProcessor):
             ConfigError: If the data cannot be read, or does not fit the arguments.
         """
         self.options = options
-        self._pads = pad_last
+        self.pads = pad_last
         self.dataset, self.members = self.load(sources, rows)
 
     @event("load")
@@ -71,52 +65,6 @@ class HDF5Processor(DataProcessor):
         """Return the dataset, and how many samples of each source are in an epoch."""
         return open_dataset(sources, rows)
 
-    @event("create-dataloader")
-    def create_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of batches of all processes, of which each takes its slice."""
-        options = self.options
-        sampler = StreamSampler(
-            self.members,
-            batch_size=options.num_drawn,
-            shuffle=options.shuffle,
-            seed=options.shuffle_seed,
-            carries=options.drop_last,
-            pads=self._pads,
-        )
-        if options.drop_last:
-            self._say_what_is_carried(sampler)
-        has_workers = options.num_workers > 0
-        loader: DataLoader[Any] = DataLoader(
-            self.dataset,
-            batch_size=options.num_drawn,
-            sampler=sampler,
-            num_workers=options.num_workers,
-            collate_fn=already_a_batch,
-            prefetch_factor=options.prefetch_factor if has_workers else None,
-            persistent_workers=options.persistent_workers and has_workers,
-            generator=torch.Generator().manual_seed(options.shuffle_seed),
-        )
-        loader.is_global_batch = True  # each process takes a slice
-        return loader
-
-    def _say_what_is_carried(self, sampler: StreamSampler) -> None:
-        num, size, owner = sampler.num_samples, sampler.batch_size, type(self).__name__
-        if num < size:
-            say_once(f"{owner}: a batch of {size} samples repeats some of the {num} samples.")
-        elif num % size:
-            say_once(
-                f"{owner}: an epoch is {sampler.num_batches} batches of {size} samples, "
-                f"{len(sampler)} of {num}. No sample is lost: each epoch begins where the one "
-                f"before it ended."
-            )
-
-
-def say_once(text: str) -> None:
-    """Log a notice, in a process once: a dataloader is created for each validation."""
-    if text not in _SAID:
-        _SAID.add(text)
-        log.info(text)
-
 
 def say_ignored(owner: str, given: Mapping[str, Any]) -> None:
     """Log once which of the arguments have no effect.
@@ -125,9 +73,7 @@ def say_ignored(owner: str, given: Mapping[str, Any]) -> None:
         owner: Name of the data processor.
         given: Arguments that are not at their default, by name.
     """
-    for name, value in given.items():
-        if value is not None and value is not False:
-            say_once(f"{owner}.{name} has no effect: {_NO_EFFECT[name]}.")
+    say_without_effect(owner, given, _NO_EFFECT)
 
 
 def lacks_of(sources: Iterable[Source]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
@@ -19,15 +20,15 @@ from modelzoo_trainer.data.hdf5.selection import Run
 from modelzoo_trainer.data.hdf5.transforms import Transform
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.errors import ConfigError
-
-INPUTS: Final = "input_ids"
-MASK: Final = "attention_mask"
-LABELS: Final = "labels"
-SPAN: Final = "attention_span"
-POSITIONS: Final = "position_ids"
-FEATURES: Final = (INPUTS, MASK, LABELS)
-VSL_FEATURES: Final = (*FEATURES, SPAN, POSITIONS)
-IGNORED_LABEL: Final = -100
+from modelzoo_trainer.hdf5_format import (
+    FEATURES,
+    IGNORED_LABEL,
+    INPUTS,
+    LABELS,
+    MASK,
+    POSITIONS,
+    SPAN,
+)
 
 _INT32: Final = np.iinfo(np.int32)
 _NUM_PROBED: Final = 64
@@ -248,6 +249,16 @@ class HDF5Rows(BatchDataset):
             f"column {column}, which the model lacks{size}. Preprocess the data again."
         )
 
+    def _check_counts(self, values: NDArray[np.int32], places: Ints, name: str) -> None:
+        """Check that weights or spans (B, S) of rows at these places are not negative."""
+        if not values.size or values.view(np.uint32).max() <= _INT32.max:  # as for token ids
+            return
+        row, column = (int(one[0]) for one in np.nonzero(values < 0))
+        raise ConfigError(
+            f"{self.files.place_of(int(places[row]))}: {name} has {values[row, column]} in column "
+            f"{column}, expected a number >= 0. Preprocess the data again."
+        )
+
 
 class SampleRows(HDF5Rows):
     """Rows of the Sample format: datasets of shape (samples, features, S)."""
@@ -259,7 +270,7 @@ class SampleRows(HDF5Rows):
 
     @override
     def _raw(self, places: Ints) -> NDArray[np.int32]:
-        return self._read(places).transpose(1, 0, 2)
+        return self._read(places).swapaxes(0, 1)
 
     @override
     def _batch(self, places: Ints, rows: Any, size: int) -> Batch:
@@ -271,22 +282,26 @@ class SampleRows(HDF5Rows):
         return _made(out, _by_feature, self.features)
 
     def _read(self, places: Ints) -> NDArray[np.int32]:
-        """Return the rows at some places, (features, B, S)."""
+        """Return the rows at some places, (features, B, ..., S)."""
         files = self.files
-        raw = np.empty((files.row_shape[0], len(places), files.row_shape[1]), files.dtype)
+        num_features, *shape = files.row_shape
+        raw = np.empty((num_features, len(places), *shape), files.dtype)
         for target, block in self._blocks(places):
             if len(block) == 1:
                 raw[:, target[0]] = block[0]
             else:
-                raw[:, target] = block.transpose(1, 0, 2)
+                raw[:, target] = block.swapaxes(0, 1)
         if raw.dtype != np.int32:
-            by_row = self._as_int32(raw.transpose(1, 0, 2), places)
-            raw = np.ascontiguousarray(by_row.transpose(1, 0, 2))
-        for row, name in enumerate(self.features):
+            by_row = self._as_int32(raw.swapaxes(0, 1), places)
+            raw = np.ascontiguousarray(by_row.swapaxes(0, 1))
+        flat = raw.reshape(*raw.shape[:2], math.prod(shape))
+        for values, name in zip(flat, self.features, strict=False):
             if name.endswith((INPUTS, LABELS)):  # of pairs of answers, too
-                self._check_tokens(raw[row], places, name)
+                self._check_tokens(values, places, name)
             elif name == POSITIONS:
-                self._check_positions(raw[row], places)
+                self._check_positions(values, places)
+            elif name.endswith(MASK) or name == SPAN:
+                self._check_counts(values, places, name)
         return raw
 
     def _blocks(self, places: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,17 @@ def _folders(data_dir: object, where: str) -> tuple[str, ...]:
     fits = isinstance(folders, Sequence) and all(isinstance(one, str) and one for one in folders)
     if not fits or not folders:
         raise ConfigError(f"{where}: expected a folder or a list of folders, got {data_dir!r}.")
-    return tuple(folders)  # type: ignore[arg-type]  # checked above
+    names: tuple[str, ...] = tuple(folders)  # type: ignore[arg-type]  # checked above
+    seen: dict[str, str] = {}
+    for name in names:
+        real = os.path.realpath(os.path.expanduser(name))
+        if real in seen:
+            raise ConfigError(
+                f"{where}: {name!r} and {seen[real]!r} are the same folder, whose samples would "
+                "be used twice. Remove one; to use some folders more than others, set mixture."
+            )
+        seen[real] = name
+    return names
 
 
 def _member(given: object, where: str) -> Source:

@@ -18,10 +18,9 @@ from modelzoo_trainer.annotations import annotations_of
 from modelzoo_trainer.constraints import Flag, NonNegativeSize, Size, check
 from modelzoo_trainer.data.processor import mixed_seed
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.hdf5_format import INPUTS, LABELS, MASK, POSITIONS
 
-_TOKENS: Final = ("input_ids", "labels")
-_MASK: Final = "attention_mask"
-_POSITIONS: Final = "position_ids"
+_TOKENS: Final = (INPUTS, LABELS)
 
 Batch = dict[str, Any]
 Seeds = tuple[int, int]
@@ -92,7 +91,7 @@ class AddSinkTokens(Transform):
         start, num, length = self.sink_token_start_pos, self.num_sink_tokens, _length_of(batch)
         found = _with_inserted(batch, [(start, num)], self.sink_token_id)
         if self.truncate_to_original_length:
-            changed = (*_TOKENS, _MASK)
+            changed = (*_TOKENS, MASK)
             found.update({name: found[name][:, :length].contiguous() for name in changed})
         return found
 
@@ -136,7 +135,7 @@ class AddMemoryTokens(Transform):
         places = [(end, num) for end in self._ends(_length_of(batch))]
         found = _with_inserted(batch, places, self.memory_token_id)
         if self.return_masks:
-            mask = torch.zeros(found["input_ids"].shape, dtype=torch.bool)
+            mask = torch.zeros(found[INPUTS].shape, dtype=torch.bool)
             for number, (end, _) in enumerate(places):
                 mask[:, end + number * num : end + (number + 1) * num] = True
             meta = {**found.get("special_token_meta", {}), "memory_token_mask": mask}
@@ -192,7 +191,7 @@ class AddPoseShift(Transform):
                 continue
             skips = torch.randint(room + 1, (num - 1,), generator=generator).sort().values
             rows.append(plain + torch.cat([torch.zeros(1, dtype=torch.int64), skips])[segments])
-        return {**batch, _POSITIONS: torch.stack(rows)}
+        return {**batch, POSITIONS: torch.stack(rows)}
 
     def length_after(self, length: int) -> int:
         """Return the length of samples, which does not change.
@@ -262,14 +261,14 @@ def _transform(given: object, where: str) -> Transform:
 
 
 def _length_of(batch: Batch) -> int:
-    return int(batch["input_ids"].shape[1])
+    return int(batch[INPUTS].shape[1])
 
 
 def _with_inserted(batch: Batch, places: Sequence[tuple[int, int]], token: int) -> Batch:
     """Return a batch with `num` tokens inserted before each position, given in order."""
     found = dict(batch)
-    for name in (*_TOKENS, _MASK):
-        found[name] = _inserted(batch[name], places, 0 if name == _MASK else token)
+    for name in (*_TOKENS, MASK):
+        found[name] = _inserted(batch[name], places, 0 if name == MASK else token)
     return found
 
 

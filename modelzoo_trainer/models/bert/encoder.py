@@ -9,7 +9,7 @@ Dimension letters: B batch, T positions, H hidden size, N heads.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from modelzoo_trainer.models.position_bias import (
     fixed_positions,
 )
 
+_KEPT_IN_TRAINING: Final = 1 - 0.15 * 0.8  # hidden tokens: 80 % of the 15 % that are predicted
 Step = tuple[nn.Module, Callable[[], None]]
 
 
@@ -198,6 +199,8 @@ class Encoder(nn.Module):
         is_padding = input_ids == settings.pad_token_id
         hidden: Tensor = self.token_embeddings(input_ids)
         hidden = torch.where(is_padding[..., None], hidden.detach(), hidden)
+        if settings.dropped_token is not None:
+            hidden = _without(settings.dropped_token, hidden, batch)
         if self.position_embeddings is not None:
             rows = positions
             if settings.mask_padding_in_positional_embed:
@@ -238,6 +241,19 @@ class Encoder(nn.Module):
             has_window=False,
             uses_positions=settings.position_embedding_type in ("learned", "fixed", "rotary"),
         )
+
+
+def _without(token: int, hidden: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return embeddings (B, T, H), 0 at a token, the others scaled by what a sequence has of them.
+
+    hidden * (1 - 0.15 * 0.8) / (1 - dropped / tokens), as ESM-2.
+    """
+    is_dropped = batch["input_ids"] == token
+    mask = batch.get("attention_mask")
+    num_tokens = is_dropped.shape[1] if mask is None else (mask != 0).sum(dim=-1)
+    num_kept = (num_tokens - is_dropped.sum(dim=-1)).clamp(min=1)
+    scale = (_KEPT_IN_TRAINING * num_tokens / num_kept).to(hidden.dtype)
+    return hidden.masked_fill(is_dropped[..., None], 0.0) * scale[:, None, None]
 
 
 def _visible(batch: Mapping[str, Tensor]) -> Tensor:

@@ -22,12 +22,12 @@ from modelzoo_trainer.models.bert.encoder import Encoder, Step, draw_weight
 from modelzoo_trainer.models.bert.engines import encoder_tensor_plan, lr_groups, published_name
 from modelzoo_trainer.models.bert.settings import EncoderSettings
 from modelzoo_trainer.models.feed_forward import Nonlinearity, activation_of
+from modelzoo_trainer.models.language_loss import IGNORED_LABEL, token_losses
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup, logits_scale
 
 POSITIONS = "masked_lm_positions"
 _WEIGHTS = "masked_lm_mask"
 _SCALE = "mlm_loss_scale"
-_IGNORED = -100
 
 
 @checked()
@@ -41,6 +41,7 @@ class BertSettings(EncoderSettings):
         num_segments: Number of segments (`token_type_ids`), 0 = none; null = 2, or 0 with
             `disable_nsp`.
         num_classes: Number of classes of the next sentence.
+        pad_token_id: Token whose embedding is not trained by its use as an input.
         mlm_nonlinearity: Activation of the head for masked tokens; null = `encoder_nonlinearity`.
         use_ffn_bias_in_mlm: Whether the first layer of that head has a bias.
         use_output_bias_in_mlm: Whether its output layer has one.
@@ -52,6 +53,7 @@ class BertSettings(EncoderSettings):
     disable_nsp: bool = False
     num_segments: NonNegativeSize | None = None
     num_classes: Size = 2
+    pad_token_id: NonNegativeSize = 0
     mlm_nonlinearity: Nonlinearity | None = None
     use_ffn_bias_in_mlm: bool = True
     use_output_bias_in_mlm: bool = True
@@ -145,7 +147,8 @@ class Bert(BertSettings, nn.Module):
             batch: What the encoder needs, and `labels`. With `masked_lm_positions`, these are the
                 labels of those positions, otherwise those of all positions. `masked_lm_mask`: the
                 weight of each label; missing = 1. `mlm_loss_scale`: a factor. Unless `disable_nsp`
-                is set: `next_sentence_label`, (B, 1) or (B,).
+                is set: `next_sentence_label`, (B, 1) or (B,). Rows whose `attention_mask` is all 0
+                are padding and no part of B; their labels must be -100, or have no weight.
 
         Returns:
             `loss`, `logits`, `num_items` and, unless `disable_nsp` is set, `nsp_logits`; in eval
@@ -155,7 +158,7 @@ class Bert(BertSettings, nn.Module):
         Shapes:
             labels, masked_lm_positions, masked_lm_mask: (B, P), or (B, T) without positions.
             mlm_loss_scale: (B, 1). logits: (B, P or T, V). nsp_logits: (B, `num_classes`).
-            loss and metrics: (), float32. num_items: B, an int.
+            loss and metrics: (), float32. num_items: B, an int; with `attention_mask` () float32.
 
         Cost:
             No host read, no data-dependent shape.
@@ -164,22 +167,25 @@ class Bert(BertSettings, nn.Module):
         hidden = self.encoder(batch)
         labels, weights = batch["labels"], label_weights(batch)
         logits = self._score(hidden, batch.get(POSITIONS))
-        losses = _losses(logits, labels, self.label_smoothing if self.training else 0.0)
-        num = labels.shape[0]
+        smoothing = self.label_smoothing if self.training else 0.0
+        losses = token_losses(logits, labels, label_smoothing=smoothing)
+        num = num_sequences(batch)
         if _SCALE in batch:
             scaled = losses * weights * batch[_SCALE].float()
             loss = scaled.sum() / num
         else:
-            loss = (losses * weights).sum() * (self.mlm_loss_weight / num)
+            loss = (losses * weights).sum() * self.mlm_loss_weight / num
         outputs: dict[str, Any] = {"logits": logits, "num_items": num}
         is_measured = self.compute_eval_metrics and not self.training
         if self.nsp_head is not None:
             classes = self._scaled(self.nsp_head(self.encoder.pool(hidden)))
             targets = batch["next_sentence_label"].flatten().long()
-            loss = loss + functional.cross_entropy(classes.float(), targets)
+            sums = functional.cross_entropy(classes.float(), targets, reduction="sum")
+            num_targets = (targets != IGNORED_LABEL).sum().clamp(min=1)
+            loss = loss + sums / num_targets
             outputs["nsp_logits"] = classes
             if is_measured:
-                outputs["accuracy_cls"] = (classes.argmax(dim=-1) == targets).float().mean()
+                outputs["accuracy_cls"] = (classes.argmax(dim=-1) == targets).sum() / num_targets
         if is_measured:
             counted = weights.sum().clamp(min=1)
             hits = (logits.argmax(dim=-1) == labels) * weights
@@ -230,23 +236,23 @@ class Bert(BertSettings, nn.Module):
             )
 
 
+def num_sequences(batch: Mapping[str, Tensor]) -> Tensor | int:
+    """Return the number of sequences without padding rows, at least 1.
+
+    Shapes:
+        Returns: () float32, or an int without `attention_mask`.
+    """
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return batch["input_ids"].shape[0]
+    return (mask != 0).any(dim=-1).sum(dtype=torch.float32).clamp(min=1)
+
+
 def label_weights(batch: Mapping[str, Tensor]) -> Tensor:
     """Return the weight of each label, 0 where it does not count.
 
     Shapes:
         Returns: as `labels` of the batch, float32.
     """
-    counts = (batch["labels"] != _IGNORED).float()
+    counts = (batch["labels"] != IGNORED_LABEL).float()
     return counts * batch[_WEIGHTS] if _WEIGHTS in batch else counts
-
-
-def _losses(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Return the cross entropy of each label, 0 where it is -100."""
-    losses = functional.cross_entropy(
-        logits.flatten(0, 1).float(),
-        labels.flatten().long(),
-        ignore_index=_IGNORED,
-        reduction="none",
-        label_smoothing=label_smoothing,
-    )
-    return losses.view(labels.shape)

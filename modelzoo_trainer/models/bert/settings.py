@@ -40,9 +40,9 @@ class EncoderSettings(DecoderSettings):
             instead of the sums with their outputs.
         use_final_layer_norm: Whether the states after the last layer are normalized.
         num_segments: Number of segments (`token_type_ids`), 0 = none.
-        pad_token_id: Token whose embedding is not trained by its use as an input.
         mask_padding_in_positional_embed: Whether learned positions are counted as in RoBERTa: from
-            `pad_token_id` + 1, and `pad_token_id` for padding tokens.
+            p + 1, and p for padding tokens, with p = `pad_token_id`, 0 where there is no such
+            setting.
         default_initializer: Of all weights that have no own one; default: a normal distribution
             with `initializer_range`, truncated at two standard deviations.
         embeddings_initializer: Of the embeddings of tokens.
@@ -67,13 +67,13 @@ class EncoderSettings(DecoderSettings):
     norm_first: bool = False
     use_final_layer_norm: bool = False
     num_segments: NonNegativeSize | None = None
-    pad_token_id: NonNegativeSize = 0
     mask_padding_in_positional_embed: bool = False
     default_initializer: InitializerSetting | None = None
     embeddings_initializer: InitializerSetting | None = None
     position_embeddings_initializer: InitializerSetting | None = None
     segment_embeddings_initializer: InitializerSetting | None = None
     compute_eval_metrics: bool = True
+    pad_token_id: NonNegativeSize = field(default=0, init=False)
     # Of decoders only.
     nonlinearity: Nonlinearity = field(default="gelu", init=False)
     norm_type: NormType = field(default="layernorm", init=False)
@@ -81,6 +81,7 @@ class EncoderSettings(DecoderSettings):
     attention_sliding_window_length: Size | None = field(default=None, init=False)
     moe: MoeParams | None = field(default=None, init=False)
     moe_params: MoeParams | None = field(default=None, init=False)
+    share_embedding_weights: bool = field(default=True, init=False)
     use_bias_in_output: bool = field(default=False, init=False)
     embedding_initializer: InitializerSetting | None = field(default=None, init=False)
     initializer: InitializerSetting | None = field(default=None, init=False)
@@ -99,6 +100,11 @@ class EncoderSettings(DecoderSettings):
     def segments(self) -> int:
         """Number of segments; 0 = the model has none."""
         return 2 if self.num_segments is None else self.num_segments
+
+    @property
+    def dropped_token(self) -> int | None:
+        """The token whose embedding is 0, and scales those of the others; None = there is none."""
+        return None
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> None:

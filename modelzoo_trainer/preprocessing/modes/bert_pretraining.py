@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, INPUTS, MASK
 from modelzoo_trainer.preprocessing.interface import Document, Rows, Stats
 from modelzoo_trainer.preprocessing.modes.sequences import RegionRules, document_piece
 from modelzoo_trainer.preprocessing.modes.special_ids import require_pad
@@ -29,7 +30,7 @@ class BertPretrainingMode:
     """
 
     uses: ClassVar[frozenset[str]] = RegionRules.uses | {"training_objective", "min_sequence_len"}
-    features = ("input_ids", "attention_mask", "token_type_ids")
+    features = (INPUTS, MASK, "token_type_ids")
     is_packed = False
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
@@ -59,4 +60,4 @@ class BertPretrainingMode:
         for row, piece in zip(data, pieces, strict=True):
             row[0, : len(piece)] = piece
             row[1, : len(piece)] = 1
-        return Rows({"data": data}, np.array([len(piece) for piece in pieces], np.int64))
+        return Rows({DATASET: data}, np.array([len(piece) for piece in pieces], np.int64))

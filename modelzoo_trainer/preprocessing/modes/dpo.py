@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, DPO_FEATURES
 from modelzoo_trainer.preprocessing.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.preprocessing.modes.sequences import (
     Piece,
@@ -40,11 +41,7 @@ class DpoMode:
     """
 
     uses: ClassVar[frozenset[str]] = frozenset({"chat_template", "max_prompt_length"})
-    features = tuple(
-        f"{answer}_{name}"
-        for answer in _PARTS[1:]
-        for name in ("input_ids", "attention_mask", "labels")
-    )
+    features = DPO_FEATURES
     is_packed = False
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
@@ -65,7 +62,7 @@ class DpoMode:
                 rows.append(row[0])
                 lengths.append(row[1])
         data = np.stack(rows) if rows else np.empty((0, len(self.features), length), np.int32)
-        return Rows({"data": data}, np.array(lengths, np.int64))
+        return Rows({DATASET: data}, np.array(lengths, np.int64))
 
     def _pieces(self, document: Document, stats: Stats) -> tuple[Piece, Piece] | None:
         texts: dict[str, str] = {}
@@ -74,7 +71,7 @@ class DpoMode:
             texts[turn.role] = texts.get(turn.role, "") + content
         if set(texts) != set(_PARTS):
             raise ConfigError(
-                f"{document.file}:{document.number}: dpo needs the turns {', '.join(_PARTS)}; got "
+                f"{document.where}: dpo needs the turns {', '.join(_PARTS)}; got "
                 f"{', '.join(sorted(texts)) or 'none'}. Use dpo_read_hook."
             )
         if not all(text.strip() for text in texts.values()):

@@ -13,8 +13,9 @@ from typing import ClassVar, Final
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import FEATURES
 from modelzoo_trainer.preprocessing.interface import Array, Document, Rows, Stats
-from modelzoo_trainer.preprocessing.modes.packing import FEATURES, Weighted, single_rows
+from modelzoo_trainer.preprocessing.modes.packing import Weighted, single_rows
 from modelzoo_trainer.preprocessing.modes.sequences import RegionRules, document_piece
 from modelzoo_trainer.preprocessing.modes.special_ids import require_eos, require_pad, require_token
 from modelzoo_trainer.preprocessing.settings import Settings

@@ -8,10 +8,9 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import FEATURES, VSL_FEATURES
 from modelzoo_trainer.preprocessing.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.preprocessing.modes.packing import (
-    FEATURES,
-    VSL_FEATURES,
     Weighted,
     packed_rows,
     single_rows,
@@ -109,7 +108,7 @@ class FinetuningMode:
         roles = {turn.role for turn in turns}
         if not (roles <= _CHAT or roles <= _TEXT):
             raise ConfigError(
-                f"{document.file}:{document.number}: finetuning needs turns of the roles prompt "
+                f"{document.where}: finetuning needs turns of the roles prompt "
                 f"and completion, or system, user and assistant; got {sorted(roles)}. Choose "
                 "another read hook, or setup.mode: pretraining."
             )

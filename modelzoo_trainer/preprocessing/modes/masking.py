@@ -10,6 +10,7 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, INPUTS, LABELS, MASK, POSITIONS, SPAN
 from modelzoo_trainer.preprocessing.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.preprocessing.modes.packing import pack, spans_and_positions
 from modelzoo_trainer.preprocessing.modes.sequences import RegionRules, document_piece
@@ -70,8 +71,8 @@ class MaskedMode:
         ]
         if not self._replacements:
             raise ConfigError("dataset.excluded_tokens excludes every token of the vocabulary.")
-        vsl = ("attention_span", "position_ids") if self._is_vsl else ()
-        self.features = ("input_ids", "attention_mask", *vsl)
+        vsl = (SPAN, POSITIONS) if self._is_vsl else ()
+        self.features = (INPUTS, MASK, *vsl)
 
     def encode(self, documents: Sequence[Document], length: int, stats: Stats) -> Rows:
         """Return the rows of documents; see `Mode`."""
@@ -123,7 +124,7 @@ class MaskedMode:
                 data[index, 2:] = spans_and_positions(sizes, length)
             self._label(labels[index], members)
             lengths[index] = len(ids)
-        return Rows({"data": data, "labels": labels}, lengths)
+        return Rows({DATASET: data, LABELS: labels}, lengths)
 
     def _label(self, labels: Array, members: list[_Masked]) -> None:
         start, positions, tokens = 0, [], []

@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import FEATURES
 from modelzoo_trainer.preprocessing.interface import Document, Rows, Stats
-from modelzoo_trainer.preprocessing.modes.packing import FEATURES, Weighted, single_rows
+from modelzoo_trainer.preprocessing.modes.packing import Weighted, single_rows
 from modelzoo_trainer.preprocessing.modes.sequences import document_turns
 from modelzoo_trainer.preprocessing.settings import Settings
 from modelzoo_trainer.preprocessing.tokenizers import Tokenizer
@@ -41,7 +42,7 @@ class NlgMode:
             turns = {turn.role: turn for turn in document_turns(document)}
             if set(turns) != {"context", "completion"}:
                 raise ConfigError(
-                    f"{document.file}:{document.number}: nlg needs the turns context and "
+                    f"{document.where}: nlg needs the turns context and "
                     f"completion; got {', '.join(sorted(turns))}. Use nlg_read_hook."
                 )
             context, completion = (
@@ -71,13 +72,13 @@ class NlgMode:
         for region in turn.regions:
             if isinstance(region.content, str):
                 raise ConfigError(
-                    f"{document.file}:{document.number}: {turn.role} is text; nlg needs lists of "
+                    f"{document.where}: {turn.role} is text; nlg needs lists of "
                     "token ids. For text use setup.mode: finetuning."
                 )
             ids += region.content
         if ids and max(ids) >= self._vocab_size:
             raise ConfigError(
-                f"{document.file}:{document.number}: {turn.role} has token {max(ids)}, but the "
+                f"{document.where}: {turn.role} has token {max(ids)}, but the "
                 f"tokenizer has {self._vocab_size} tokens. Name the tokenizer that made them."
             )
         return ids

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from modelzoo_trainer.hdf5_format import DATASET, FEATURES, VSL_FEATURES
 from modelzoo_trainer.preprocessing.interface import Array, Rows
-
-FEATURES: Final = ("input_ids", "attention_mask", "labels")
-VSL_FEATURES: Final = (*FEATURES, "attention_span", "position_ids")
 
 
 class Weighted(NamedTuple):
@@ -42,7 +40,7 @@ def single_rows(sequences: Sequence[Weighted], length: int, pad_id: int) -> Rows
     for row, sequence in zip(data, sequences, strict=True):
         _fill(row, sequence, 0)
     columns = [len(sequence.ids) - 1 for sequence in sequences]
-    return Rows({"data": data}, np.array(columns, np.int64))
+    return Rows({DATASET: data}, np.array(columns, np.int64))
 
 
 def packed_rows(sequences: Sequence[Weighted], length: int, pad_id: int) -> Rows:
@@ -62,7 +60,7 @@ def packed_rows(sequences: Sequence[Weighted], length: int, pad_id: int) -> Rows
         for index in members:
             start = _fill(row, sequences[index], start)
     used = [sum(columns[index] for index in members) for members in bins]
-    return Rows({"data": data}, np.array(used, np.int64))
+    return Rows({DATASET: data}, np.array(used, np.int64))
 
 
 def pack(sizes: Sequence[int], room: int) -> list[list[int]]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, FEATURES
 from modelzoo_trainer.preprocessing.interface import Document, Rows, Stats, Tokens
 from modelzoo_trainer.preprocessing.modes.sequences import (
     Piece,
-    Place,
     RegionRules,
-    document_turns,
-    text_of,
+    document_piece,
     tokenize,
 )
 from modelzoo_trainer.preprocessing.modes.special_ids import require_eos, require_pad
@@ -48,7 +47,7 @@ class PretrainingMode:
             "remove_bos_in_chunks",
         }
     )
-    features: Final = ("input_ids", "attention_mask", "labels")
+    features = FEATURES
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         dataset, processing = settings.dataset, settings.processing
@@ -72,7 +71,7 @@ class PretrainingMode:
         return tokens if self.is_packed else self._rows(tokens, length, stats)
 
     def _tokens(self, documents: Sequence[Document], stats: Stats) -> Tokens:
-        pieces = [self._text(document) for document in documents]
+        pieces = [document_piece(document, self._rules) for document in documents]
         is_weighted = any(place.weight != 1 for piece in pieces for place in piece.places)
         found = self._weighted(pieces) if is_weighted else self._plain(pieces)
         ids: list[list[int]] = []
@@ -87,18 +86,6 @@ class PretrainingMode:
         ends = np.fromiter(accumulate(map(len, ids)), np.int64, len(ids))
         flat = np.array([*chain.from_iterable(ids)], np.int32)
         return Tokens(flat, ends, np.array(weights, np.int32) if is_weighted else None)
-
-    def _text(self, document: Document) -> Piece:
-        """Return the text of a document with its regions that are not dropped."""
-        texts, places, size = [], [], 0
-        for index, turn in enumerate(document_turns(document)):
-            for region in self._rules.kept(turn):
-                text = text_of(region, document)
-                weight = self._rules.weight(turn.role, region)
-                places.append(Place(size, size + len(text), index, weight))
-                texts.append(text)
-                size += len(text)
-        return Piece("".join(texts), places)
 
     def _plain(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[int], list[int]]]:
         texts = [piece.text for piece in pieces]
@@ -134,10 +121,10 @@ class PretrainingMode:
             last, dropped = packer.finish()
             stats.tokens_dropped += dropped
             made += [full, last]
-        data = [rows.arrays["data"] for rows in made]
+        data = [rows.arrays[DATASET] for rows in made]
         empty = np.empty((0, len(self.features), length), np.int32)
         lengths = [rows.lengths for rows in made]
         return Rows(
-            {"data": np.concatenate([empty, *data])},
+            {DATASET: np.concatenate([empty, *data])},
             np.concatenate([np.empty(0, np.int64), *lengths]),
         )

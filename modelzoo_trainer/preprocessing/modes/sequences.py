@@ -44,7 +44,7 @@ class Tokenized(NamedTuple):
 
 def document_turns(document: Document) -> tuple[Turn, ...]:
     """Return the turns of a document."""
-    return turns_of(document.content, f"{document.file}:{document.number}")
+    return turns_of(document.content, document.file)
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def naming(document: Document) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{document.file}:{document.number}: {error}") from error
+        raise ConfigError(f"{document.where}: {error}") from error
 
 
 def text_of(region: Region, document: Document) -> str:
@@ -65,7 +65,7 @@ def text_of(region: Region, document: Document) -> str:
     if isinstance(region.content, str):
         return region.content
     raise ConfigError(
-        f"{document.file}:{document.number}: region {region.name!r} holds token ids; this mode "
+        f"{document.where}: region {region.name!r} holds token ids; this mode "
         "tokenizes text. Use a read hook for text, or setup.mode: nlg."
     )
 
@@ -168,12 +168,13 @@ def _rule(rules: Mapping[tuple[str | None, str], int], role: str, name: str, def
 
 
 def document_piece(document: Document, rules: RegionRules) -> Piece:
-    """Return the text of all regions of a document, one after the other."""
-    text, places = "", []
+    """Return the text of the regions of a document that are not dropped, one after the other."""
+    texts, places, size = [], [], 0
     for index, turn in enumerate(document_turns(document)):
         for region in rules.kept(turn):
-            content = text_of(region, document)
+            text = text_of(region, document)
             weight = rules.weight(turn.role, region)
-            places.append(Place(len(text), len(text) + len(content), index, weight))
-            text += content
-    return Piece(text, places)
+            places.append(Place(size, size + len(text), index, weight))
+            texts.append(text)
+            size += len(text)
+    return Piece("".join(texts), places)

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from modelzoo_trainer.hdf5_format import VSL_FEATURES
 from modelzoo_trainer.preprocessing.interface import Array, Document, Rows, Stats
-from modelzoo_trainer.preprocessing.modes.packing import VSL_FEATURES, Weighted, packed_rows
+from modelzoo_trainer.preprocessing.modes.packing import Weighted, packed_rows
 from modelzoo_trainer.preprocessing.modes.sequences import (
     Piece,
     RegionRules,

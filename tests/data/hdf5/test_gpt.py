@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelzoo_trainer.data.hdf5 import processor
+from modelzoo_trainer.data import stream_processor
 from modelzoo_trainer.data.hdf5.gpt import GptHDF5DataProcessor, GptHDF5MapDataProcessor
 from modelzoo_trainer.errors import ConfigError
 from tests.data.hdf5.written import LENGTH, firsts, flat, samples, write
@@ -25,7 +25,7 @@ def batches(data_dir, **arguments):
 
 @pytest.fixture
 def logged(caplog, monkeypatch):
-    monkeypatch.setattr(processor, "_SAID", set())
+    monkeypatch.setattr(stream_processor, "_SAID", set())
     caplog.set_level(logging.INFO, "modelzoo_trainer.data")
     return caplog
 
@@ -499,3 +499,13 @@ def test_a_check_names_missing_folders_and_opens_no_file(folder, monkeypatch):
 
     assert lack.startswith("mixture[0].data_dir 'nowhere' does not exist")
     assert other.startswith("data_dir 'nothing' does not exist")
+
+
+def test_a_check_names_folders_without_files(tmp_path):
+    (tmp_path / "sub.h5").mkdir()  # a split without rows has only settings
+    (tmp_path / "data_params.json").write_text("{}")
+    data_dir = str(tmp_path)
+
+    (lack,) = GptHDF5DataProcessor.check_arguments(data_dir=data_dir, batch_size=4, shuffle=False)
+
+    assert f"data_dir {data_dir!r} has no .h5 file" in lack

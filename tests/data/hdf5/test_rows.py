@@ -273,7 +273,14 @@ def test_a_token_id_that_the_model_lacks_is_named_before_training(folder):
 
 @pytest.mark.parametrize(
     ("feature", "token", "is_right"),
-    [(0, -1, False), (2, -100, True), (2, -1, False), (2, 70, False), (1, 70, True)],
+    [
+        (0, -1, False),
+        (2, -100, True),
+        (2, -1, False),
+        (2, 70, False),
+        (1, 70, True),
+        (1, -1, False),
+    ],
 )
 def test_every_batch_is_checked(folder, feature, token, is_right):
     content = samples(300) % 50
@@ -303,6 +310,22 @@ def test_a_position_that_the_model_lacks_is_named(folder, position):
     rows = dataset(folder(content, [3, 3]), use_vsl=True)
     with pytest.raises(ConfigError, match=rf"f001\.h5.*row 1: position_ids has {position} in col"):
         rows.check_model(100, LENGTH)
+
+
+def test_a_negative_span_is_named(folder):
+    content = samples(6, features=5)
+    content[4, 3, 2] = -7
+    rows = dataset(folder(content, [3, 3]), use_vsl=True)
+    with pytest.raises(ConfigError, match=r"f001\.h5.*row 1: attention_span has -7 in column 2"):
+        rows.__getitems__([4])
+
+
+@pytest.mark.parametrize("spelling", ["{}", "{}/", "{}/../{name}"])
+def test_a_folder_that_is_named_twice_is_refused(folder, spelling):
+    path = Path(folder(samples(4)))
+    again = spelling.format(path, name=path.name)
+    with pytest.raises(ConfigError, match=r"data_dir: .*same folder.*mixture"):
+        dataset([str(path), again])
 
 
 def test_samples_that_are_longer_than_the_model_takes_are_refused(folder):

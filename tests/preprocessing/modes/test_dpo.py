@@ -73,5 +73,5 @@ def test_documents_without_a_row_are_counted_by_reason(words):
 
 
 def test_other_turns_are_refused_with_the_document(words):
-    with pytest.raises(ConfigError, match=r"a\.jsonl:0: .*prompt, chosen, rejected; got prompt"):
+    with pytest.raises(ConfigError, match=r"row 0: .*prompt, chosen, rejected; got prompt"):
         encoded(mode(words), documents_of([("prompt", "w20")]), 8)

@@ -89,7 +89,7 @@ def test_a_chat_is_in_the_template_and_answers_count_with_their_end(words):
 
 def test_a_template_that_refuses_a_chat_names_the_document(words):
     made = mode(words, dataset="chat_template: \"{{ raise_exception('no system role') }}\"")
-    with pytest.raises(ConfigError, match=r"a\.jsonl:0: .*no system role"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl, row 0: .*no system role"):
         encoded(made, documents_of([("user", "w20"), ("assistant", "w30")]), 8)
 
 
@@ -206,7 +206,9 @@ def test_an_invalid_truncation_is_refused(words, given, message):
 
 
 def test_roles_of_another_mode_are_refused_with_the_document(words):
-    with pytest.raises(ConfigError, match=r"a\.jsonl:0: .*prompt and completion.*\['chosen'\]"):
+    with pytest.raises(
+        ConfigError, match=r"a\.jsonl, row 0: .*prompt and completion.*\['chosen'\]"
+    ):
         encoded(mode(words), documents_of([("chosen", "w20")]), 8)
     ids = Document("a.jsonl", 0, [{"type": "prompt", "content": [{"text": [1]}]}])
     with pytest.raises(ConfigError, match=r"holds token ids.*nlg"):

@@ -51,7 +51,7 @@ def test_documents_without_a_row_are_counted_by_reason(words, context, completio
     ],
 )
 def test_what_are_no_ids_of_the_tokenizer_is_refused(words, context, message):
-    with pytest.raises(ConfigError, match=rf"a\.jsonl:0: {message}"):
+    with pytest.raises(ConfigError, match=rf"a\.jsonl, row 0: {message}"):
         encoded(mode(words), document(context, [30]), 8)
     with pytest.raises(ConfigError, match="nlg needs the turns context and completion"):
         encoded(mode(words), documents_of([("prompt", [20])]), 8)

@@ -1,0 +1,1 @@
+"""Samples of encoders in CSV and TSV files."""

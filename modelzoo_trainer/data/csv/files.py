@@ -1,0 +1,315 @@
+"""CSV files of folders: which there are, where their rows begin, whether they change."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelzoo_trainer.errors import ConfigError, reason_of
+
+META: Final = "meta.dat"
+_AGAIN: Final = "Prepare the data again."
+_CHUNK: Final = 1 << 24  # bytes scanned at a time
+_NEWLINE, _QUOTE = 10, 34
+_DIGEST_BYTES: Final = 4
+
+Ints = NDArray[np.int64]
+
+
+class CsvFile(NamedTuple):
+    """What is known of a file without reading it.
+
+    Args:
+        path: As `data_dir` gives it.
+        size: Bytes of the file.
+        mtime_ns: When it was changed.
+        num_rows: Rows after the header.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    num_rows: int
+
+
+class _Index(NamedTuple):
+    """Where the rows of a file are: row i is [bounds[i, 0], bounds[i, 1]); the header is row 0."""
+
+    bounds: Ints
+    columns: tuple[str, ...]
+
+
+_INDICES: Final[dict[tuple[str, int, int], _Index]] = {}
+"""Of the files that this process has read: a dataloader is created for each validation."""
+
+
+def missing_folders(folders: Iterable[str]) -> list[str]:
+    """Return a message for each folder that cannot be read now; no file is opened."""
+    found = []
+    for folder in folders:
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            problem = "is not a folder" if path.exists() else "does not exist"
+            found.append(f"data_dir {folder!r} {problem}. Give a folder with CSV files.")
+        elif not (path / META).is_file():
+            found.append(
+                f"data_dir {folder!r} has no file {META}, which lists the files: a line for each, "
+                f"its name and its number of rows without the header. Write it."
+            )
+    return found
+
+
+def find_files(folders: Sequence[str]) -> list[CsvFile]:
+    """Return the files that `meta.dat` of each folder lists, in its order.
+
+    Raises:
+        ConfigError: If a folder or a file is missing, or the list is malformed.
+    """
+    if problems := missing_folders(folders):
+        raise ConfigError(problems[0])
+    found = [one for folder in folders for one in _listed(folder)]
+    if not any(one.num_rows for one in found):
+        raise ConfigError(f"data_dir {list(folders)}: {META} lists no rows. Add data.")
+    return found
+
+
+def _listed(folder: str) -> list[CsvFile]:
+    meta = os.path.join(folder, META)
+    try:
+        lines = Path(meta).expanduser().read_text("utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{meta}: the file cannot be read ({error}).") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        name, _, count = line.strip().rpartition(" ")
+        if not name or not count.isdecimal():
+            raise ConfigError(
+                f"{meta}:{number}: expected a file name and a number of rows, got {line!r}."
+            )
+        found.append(_file(os.path.join(folder, name.strip()), int(count), f"{meta}:{number}"))
+    return found
+
+
+def _file(path: str, num_rows: int, listed_in: str) -> CsvFile:
+    try:
+        status = os.stat(Path(path).expanduser())
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {reason_of(error)}; {listed_in} lists this file. Restore it, or remove the "
+            f"line."
+        ) from error
+    return CsvFile(path, status.st_size, status.st_mtime_ns, num_rows)
+
+
+class CsvFiles:
+    """The rows of files with a header, one file after the other.
+
+    Args:
+        files: The files, in this order.
+        columns: Columns of a row, by which it is returned; empty = all, by their places.
+        delimiter: Between the cells.
+        advice: What to do if a column is missing.
+        quotes: Whether cells may be quoted, and then have line ends inside.
+
+    Cost:
+        A file is scanned once in a process, when its first row is read: 16 bytes per row are kept.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[CsvFile],
+        columns: Sequence[str],
+        *,
+        delimiter: str = ",",
+        advice: str = _AGAIN,
+        quotes: bool = True,
+    ) -> None:
+        self.files = tuple(files)
+        self.columns = tuple(columns)
+        counts = np.array([one.num_rows for one in files], dtype=np.int64)
+        self.num_rows = int(counts.sum())
+        self._starts = np.cumsum(counts) - counts
+        self._advice = advice
+        self._quotes = quotes
+        self._format: dict[str, Any] = {"delimiter": delimiter, "strict": quotes}
+        if not quotes:
+            self._format["quoting"] = csv.QUOTE_NONE
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that changes with the names, sizes or rows of the files."""
+        digest = hashlib.sha256()
+        for one in self.files:
+            digest.update(repr((os.path.basename(one.path), one.size, one.num_rows)).encode())
+        return int.from_bytes(digest.digest()[:_DIGEST_BYTES], "big")
+
+    def check_unchanged(self) -> None:
+        """Check that no file has been changed or removed.
+
+        Raises:
+            ConfigError: With the file, if one has.
+        """
+        for one in self.files:
+            try:
+                status = os.stat(Path(one.path).expanduser())
+            except OSError as error:
+                raise self._changed(one, f"cannot be read any more ({error.strerror})") from error
+            if (status.st_size, status.st_mtime_ns) != (one.size, one.mtime_ns):
+                raise self._changed(one, "has been changed")
+
+    @staticmethod
+    def _changed(file: CsvFile, what: str) -> ConfigError:
+        return ConfigError(
+            f"{file.path}: the file {what} since the dataloader was created. Restore it, or start "
+            f"the run again."
+        )
+
+    def numbers_of(self, rows: Ints) -> Ints:
+        """Return the number of the file of each row, from 0."""
+        found: Ints = np.searchsorted(self._starts, rows, side="right") - 1
+        return found
+
+    def place_of(self, row: int) -> str:
+        """Return the file and the number of a row, from 1, for messages."""
+        number = int(self.numbers_of(np.array([row]))[0])
+        return f"{self.files[number].path}: row {row - int(self._starts[number]) + 1}"
+
+    def read(self, rows: Ints) -> list[list[str]]:
+        """Return the cells of rows, in the order of `columns`.
+
+        Raises:
+            ConfigError: With the file and the row, if one cannot be read.
+        """
+        numbers = self.numbers_of(rows)
+        found: list[list[str]] = [[] for _ in rows]
+        for number in np.unique(numbers).tolist():
+            file, (places,) = self.files[number], np.nonzero(numbers == number)
+            index = self._index(file)
+            wanted = self._wanted(file, index.columns)
+            with open(Path(file.path).expanduser(), "rb") as opened:
+                for place in places.tolist():
+                    row = int(rows[place])
+                    begin, end = index.bounds[row - self._starts[number] + 1].tolist()
+                    opened.seek(begin)
+                    cells = self._cells(opened.read(end - begin), self.place_of(row))
+                    if len(cells) != len(index.columns):
+                        raise ConfigError(
+                            f"{self.place_of(row)} has {len(cells)} cells, but the header has "
+                            f"{len(index.columns)}. {_AGAIN}"
+                        )
+                    found[place] = [cells[one] for one in wanted]
+        return found
+
+    def has_column(self, name: str) -> bool:
+        """Return whether the header of the first file has a column."""
+        return name in self._index(self.files[0]).columns
+
+    def _wanted(self, file: CsvFile, columns: tuple[str, ...]) -> list[int]:
+        """Return the places of the columns in a file."""
+        if not self.columns:
+            return list(range(len(columns)))
+        lacks = [name for name in self.columns if name not in columns]
+        if lacks:
+            raise ConfigError(
+                f"{file.path}: the header has no column {', '.join(lacks)}; it has "
+                f"{', '.join(columns)}. {self._advice}"
+            )
+        if twice := [name for name in self.columns if columns.count(name) > 1]:
+            raise ConfigError(
+                f"{file.path}: the header has the column {twice[0]} twice. Remove one of them."
+            )
+        return [columns.index(name) for name in self.columns]
+
+    def _index(self, file: CsvFile) -> _Index:
+        key = (os.path.abspath(os.path.expanduser(file.path)), file.size, file.mtime_ns)
+        found = _INDICES.get(key)
+        if found is None:
+            bounds = row_bounds(file.path, quotes=self._quotes)
+            header = b""
+            if len(bounds):
+                with open(Path(file.path).expanduser(), "rb") as opened:
+                    header = opened.read(int(bounds[0, 1])).removeprefix(b"\xef\xbb\xbf")
+            columns = self._cells(header, f"{file.path}: the header") if header else []
+            found = _INDICES[key] = _Index(bounds, tuple(one.strip() for one in columns))
+        num_rows = max(0, len(found.bounds) - 1)
+        if num_rows != file.num_rows:
+            raise ConfigError(
+                f"{file.path}: the file has {num_rows} rows after its header, but {META} says "
+                f"{file.num_rows}. Correct {META}, or restore the file."
+            )
+        return found
+
+    def _cells(self, content: bytes, place: str) -> list[str]:
+        try:
+            records = list(csv.reader(io.StringIO(content.decode(), newline=""), **self._format))
+        except (csv.Error, UnicodeError) as error:
+            raise ConfigError(f"{place} cannot be read ({error}). {_AGAIN}") from error
+        return records[0] if records else []
+
+
+def whole_file(path: str, *, quotes: bool = True) -> CsvFile:
+    """Return what is known of a file that no list names, with all its rows.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    num_rows = max(0, len(row_bounds(path, quotes=quotes)) - 1)
+    status = os.stat(Path(path).expanduser())
+    return CsvFile(path, status.st_size, status.st_mtime_ns, num_rows)
+
+
+def row_bounds(path: str, *, quotes: bool = True) -> Ints:
+    """Return where the rows of a file begin and end, the header first; empty lines are left out.
+
+    Args:
+        path: The file.
+        quotes: Whether a line end between quotes is part of a cell.
+
+    Shapes:
+        Returns: (rows, 2), int64.
+
+    Raises:
+        ConfigError: If the file cannot be read.
+    """
+    ends: list[Ints] = []
+    num_quotes = position = 0
+    try:
+        with open(Path(path).expanduser(), "rb") as file:
+            while content := file.read(_CHUNK):
+                values = np.frombuffer(content, np.uint8)
+                lines = np.flatnonzero(values == _NEWLINE)
+                if quotes:
+                    places = np.flatnonzero(values == _QUOTE)
+                    before = num_quotes + np.searchsorted(places, lines)
+                    lines = lines[before % 2 == 0]
+                    num_quotes += len(places)
+                ends.append(lines + position + 1)
+                position += len(content)
+    except OSError as error:
+        raise ConfigError(f"{path}: the file cannot be read: {reason_of(error)}.") from error
+    stops = np.concatenate([*ends, np.array([position])]) if position else np.zeros(1, np.int64)
+    starts = np.concatenate([[0], stops[:-1]])
+    bounds = np.stack([starts, stops], axis=1).astype(np.int64)
+    shortest = np.where(bounds[:, 1] - bounds[:, 0] <= 2)[0]
+    is_empty = np.zeros(len(bounds), bool)
+    if len(shortest):
+        is_empty[shortest] = [_is_blank(path, *bounds[one].tolist()) for one in shortest]
+    return bounds[~is_empty]
+
+
+def _is_blank(path: str, begin: int, end: int) -> bool:
+    if begin == end:
+        return True
+    with open(Path(path).expanduser(), "rb") as file:
+        file.seek(begin)
+        return not file.read(end - begin).strip()

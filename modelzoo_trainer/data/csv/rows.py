@@ -1,0 +1,170 @@
+"""Batches of rows of CSV files."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modelzoo_trainer.data.csv.files import CsvFiles, Ints
+from modelzoo_trainer.data.processor import BatchDataset
+from modelzoo_trainer.errors import ConfigError
+
+_STRING: Final = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
+_QUOTES, _COMMA, _BRACKETS = 2, 2, 2  # characters
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class CsvRows(BatchDataset):
+    """A dataset of the rows of CSV files.
+
+    Subclasses make arrays of the cells of a batch.
+
+    Args:
+        files: The files.
+        seed: Of random numbers, which are a function of it, the epoch and the row.
+    """
+
+    def __init__(self, files: CsvFiles, *, seed: int = 0) -> None:
+        self.files = files
+        self.seed = seed
+        self.epoch = 0
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that changes with the files."""
+        return self.files.fingerprint
+
+    def __len__(self) -> int:
+        return self.files.num_rows
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return one sample, without a batch dimension.
+
+        Raises:
+            IndexError: If there is no sample of this index.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return {key: one[0] for key, one in self.__getitems__([index % len(self)]).items()}
+
+    def __getitems__(self, indices: list[int]) -> dict[str, Tensor]:
+        """Return the batch of these samples.
+
+        Raises:
+            ConfigError: With the file and the row, if one cannot be read or does not fit.
+        """
+        rows = np.asarray(indices, dtype=np.int64)
+        arrays = self.make_batch(self.files.read(rows), rows)
+        return {key: torch.from_numpy(one) for key, one in arrays.items()}
+
+    @abstractmethod
+    def make_batch(self, cells: list[list[str]], rows: Ints) -> Arrays:
+        """Return a batch of the cells of these rows."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, and check that the files are unchanged.
+
+        Raises:
+            ConfigError: With the file that has changed.
+        """
+        self.epoch = epoch
+        self.files.check_unchanged()
+
+    def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
+        """Check that samples fit a model: here, that the first one can be made.
+
+        Raises:
+            ConfigError: If not.
+        """
+        self.__getitems__([0])
+
+    def refused(self, row: int, problem: str) -> ConfigError:
+        """Return an error about a row."""
+        return ConfigError(f"{self.files.place_of(row)}: {problem}")
+
+    def check_limit(self, values: Any, limit: int | None, column: str, row: int) -> None:
+        """Check the integers of a row.
+
+        Args:
+            values: The integers.
+            limit: What they must be below; None = not known.
+            column: Their column.
+            row: Its number.
+
+        Raises:
+            ConfigError: With the first that is negative or too large.
+        """
+        found = np.asarray(values)
+        wrong = found < 0
+        if limit is not None:
+            wrong |= found >= limit
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            known = "" if limit is None else f" and below {limit}"
+            raise self.refused(
+                row, f"{column} has {found[place]} at {place}, but must be >= 0{known}."
+            )
+
+    def parse(self, text: str, column: str, row: int) -> list[Any]:
+        """Return the list that a cell has as text.
+
+        Raises:
+            ConfigError: If it is none.
+        """
+        try:
+            return parse_list(text)
+        except ValueError as error:
+            raise self.refused(
+                int(row), f"{column} is {_shown(text)}, expected a list such as [1, 2]."
+            ) from error
+
+
+def parse_list(text: str) -> list[Any]:
+    """Return the list that a text is the literal of, in Python or JSON; nothing is evaluated.
+
+    Raises:
+        ValueError: If it is not the literal of a list.
+    """
+    text = text.strip()
+    if text[1:2] in ("'", '"') and "\\" not in text:
+        strings = [one or other for one, other in _STRING.findall(text)]
+        num = len(strings)
+        size = sum(map(len, strings)) + _QUOTES * num + _COMMA * (num - 1) + _BRACKETS
+        if size == len(text):  # there is nothing else
+            return strings
+    try:
+        found = json.loads(text)
+    except ValueError:
+        try:
+            found = ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+            raise ValueError(f"{text!r} is not a list") from error
+    if not isinstance(found, list):
+        raise ValueError(f"{text!r} is not a list")
+    return found
+
+
+def integers(values: Sequence[Any]) -> NDArray[np.int32] | None:
+    """Return numbers as int32; None if they are none, or have a fraction."""
+    try:
+        found = np.asarray(values)
+        with np.errstate(invalid="ignore"):
+            whole = found.astype(np.int32)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    is_numeric = found.dtype.kind in "biuf" or not found.size
+    return whole if is_numeric and np.array_equal(whole, found) else None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")

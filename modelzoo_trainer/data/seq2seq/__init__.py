@@ -1,0 +1,1 @@
+"""Inputs and outputs of encoder-decoder models from text files."""

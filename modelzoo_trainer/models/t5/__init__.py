@@ -1,0 +1,1 @@
+"""Encoder-decoder models: T5 and the Transformer."""
