@@ -21,6 +21,7 @@ from benchmarks.published_encoders import (
 from benchmarks.published_images import has_images, write_images
 from benchmarks.published_preprocessed import write_rows
 from benchmarks.published_scaling import BATCH, LABELS, LENGTH, STEPS
+from benchmarks.published_tasks import TASK_PROCESSORS, write_task
 
 END: Final = 256
 """The token at the end of a document; the others are bytes."""
@@ -49,7 +50,15 @@ def write_data(loader: dict[str, Any]) -> None:
     for member in members:
         folders = member["data_dir"]
         for number, folder in enumerate([folders] if isinstance(folders, str) else folders):
-            _write_folder(Path(folder), loader, number)
+            is_task = loader["data_processor"] in TASK_PROCESSORS
+            write = _write_task if is_task else _write_folder
+            write(Path(folder), loader, number)
+
+
+def _write_task(folder: Path, loader: dict[str, Any], number: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = _tokens(number * _NUM_ROWS * LENGTH, _NUM_ROWS * LENGTH)
+    write_task(folder, tokens.reshape(-1, LENGTH), loader)
 
 
 def _write_folder(folder: Path, loader: dict[str, Any], number: int) -> None:

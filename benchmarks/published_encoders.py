@@ -18,7 +18,7 @@ _NUM_BYTES: Final = 257  # and the end of a document
 _FIRST, _NUM_KINDS, _MASK = 4, 28, 32  # of the smallest published vocabulary, of 33 tokens
 _MASKED_EVERY: Final = 7
 _NUM_SENTENCES: Final = 4  # of a document
-_SIGNS: Final = range(33, 65)
+SIGNS: Final = range(33, 65)
 _LETTERS: Final = range(97, 123)
 _LABELS: Final = {"O": 0, "NAME": 1}
 
@@ -93,7 +93,7 @@ def _of_pairs(rows: Ints) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows):
         is_random = number % 2
         second = rows[(number * 7 + 5) % len(rows)] if is_random else row
-        sentences = [_tokens(row[:half]), _tokens(second[half : 2 * half])]
+        sentences = [tokens_of(row[:half]), tokens_of(second[half : 2 * half])]
         yield {
             "tokens": ["[CLS]", *sentences[0], "[SEP]", *sentences[1], "[SEP]"],
             "segment_ids": [0] * (half + 2) + [1] * (half + 1),
@@ -110,7 +110,7 @@ def _of_documents(rows: Ints) -> Iterator[dict[str, Any]]:
     for row in rows:
         ids = row.astype(np.int64) + len(_SPECIAL)
         starts = np.arange(0, LENGTH, size)
-        labels = np.isin(row[starts + 1], list(_SIGNS)).astype(int)
+        labels = np.isin(row[starts + 1], list(SIGNS)).astype(int)
         ids[starts] = _SPECIAL.index("[CLS]")
         yield {
             "head": ids.tolist(),
@@ -123,10 +123,11 @@ def _of_documents(rows: Ints) -> Iterator[dict[str, Any]]:
 def _of_names(rows: Ints) -> Iterator[dict[str, Any]]:
     names = np.where(np.isin(rows, list(_LETTERS)), "NAME", "O")
     for row, labels in zip(rows, names, strict=True):
-        yield {"tokens": " ".join(_tokens(row)), "labels": " ".join(labels.tolist())}
+        yield {"tokens": " ".join(tokens_of(row)), "labels": " ".join(labels.tolist())}
 
 
-def _tokens(row: Ints) -> list[str]:
+def tokens_of(row: Ints) -> list[str]:
+    """Return the tokens of bytes."""
     return [_token(one) for one in row.tolist()]
 
 

@@ -111,8 +111,8 @@ def _scale_models(model: Plain, num_sinks: int) -> Factors:
         published_seq2seq.scale_model(model)
         return Factors()
     found = Factors()
-    for inner in [one for one in model.values() if isinstance(one, dict) and "name" in one]:
-        if "hidden_size" in inner:
+    for inner in model.values():
+        if isinstance(inner, dict) and "hidden_size" in inner:
             found = _scale_models(inner, num_sinks)
     if "hidden_size" in model:
         found = _scale_model(model, num_sinks)

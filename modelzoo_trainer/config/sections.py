@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -234,8 +235,14 @@ def _named_in(message: str, owner: str, place: Place) -> Place | None:
     ]
     if not found:
         return None
-    length, key, inner = max(found, key=lambda one: one[0])
-    deeper = _named_in(rest, str(key), inner) if rest[length] == "." else None
+    length, _, inner = max(found, key=lambda one: one[0])
+    rest = rest[length:]
+    while (index := re.match(r"\[(\d+)\]", rest)) is not None:  # as in "argument[1].key is 3"
+        items = list(inner.items())
+        if int(index[1]) >= len(items):
+            return inner
+        inner, rest = items[int(index[1])], rest[index.end() :]
+    deeper = _named_in(rest, "", inner) if rest.startswith(".") else None
     return deeper or inner
 
 

@@ -22,11 +22,14 @@ PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
         "BertTokenClassifierDataProcessor": (
             "modelzoo_trainer.data.csv.token_labels:BertTokenClassifierDataProcessor"
         ),
+        "DPRHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpr:DPRHDF5DataProcessor",
         "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",
         "GptHDF5MapDataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5MapDataProcessor",
         "ImageNet1KProcessor": "modelzoo_trainer.data.images.imagenet:ImageNet1KProcessor",
+        "MNLIDataProcessor": "modelzoo_trainer.data.csv.glue:MNLIDataProcessor",
+        "SST2DataProcessor": "modelzoo_trainer.data.csv.glue:SST2DataProcessor",
         "SyntheticProcessor": "modelzoo_trainer.data.synthetic:SyntheticProcessor",
         "T5DynamicDataProcessor": f"{_SEQ2SEQ}:T5DynamicDataProcessor",
         "TextFileProcessor": "modelzoo_trainer.data.text_files:TextFileProcessor",

@@ -21,6 +21,7 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "bert/token_classifier": "modelzoo_trainer.models.bert.token_heads:BertTokenClassifier",
         "esm2": "modelzoo_trainer.models.bert.esm2:Esm2",
         "dpo": "modelzoo_trainer.models.dpo:Dpo",
+        "dpr": "modelzoo_trainer.models.bert.dpr:Dpr",
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
         "gpt2": _GPT2,
         "bloom": _GPT2,

@@ -132,6 +132,16 @@ def test_sink_tokens_have_room_and_a_model_inside_another_is_scaled() -> None:
     assert scaled(outer, Path("d"))[0]["init"]["model"]["policy_model"]["hidden_size"] == 64
 
 
+def test_both_encoders_are_scaled_and_the_file_of_labels_lies_with_the_data() -> None:
+    encoder = {"hidden_size": 768, "num_heads": 12, "vocab_size": 30522}
+    given = section()
+    given["init"]["model"] = {"name": "dpr", "q_encoder": encoder, "ctx_encoder": dict(encoder)}
+    short = scaled(given, Path("d"))[0]["init"]["model"]
+    assert short["q_encoder"] == short["ctx_encoder"]
+    assert (short["q_encoder"]["hidden_size"], short["q_encoder"]["vocab_size"]) == (64, VOCABULARY)
+    assert model_of(label_vocab_file="there/labels.json")["label_vocab_file"] == "d/labels.json"
+
+
 def test_the_run_is_short_and_the_file_unchanged() -> None:
     given = section()
     given["init"] |= {

@@ -378,7 +378,7 @@ def test_no_value_that_the_shipped_classes_accept_is_refused_anywhere(shipped, v
 
 def test_a_model_that_is_not_known_may_have_any_argument(shipped):
     value = content_of(DIGITS)
-    value["trainer"]["init"]["model"] = {"name": "dpr", "anything": [1]}
+    value["trainer"]["init"]["model"] = {"name": "dino", "anything": [1]}
     value["trainer"]["fit"]["train_dataloader"] = {"data_processor": "Theirs", "anything": 1}
     assert complaints(shipped, value) == []
 
@@ -439,4 +439,4 @@ def test_an_editor_is_told_what_a_class_is_for(shipped):
 
 
 def test_the_schema_is_small_enough_for_an_editor(shipped):
-    assert len(json.dumps(shipped.schema, indent=1)) < 400_000
+    assert len(json.dumps(shipped.schema, indent=1)) < 450_000

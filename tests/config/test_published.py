@@ -162,7 +162,7 @@ def test_a_class_has_the_fields_of_the_one_it_is_like():
 def test_its_own_field_comes_before_an_inherited_one():
     general, own = (
         published_schema("data processor", name).parameters["batch_size"]
-        for name in ("DPRHDF5DataProcessor", "DummyDataProcessor")
+        for name in ("HuggingFaceIterableDataProcessorEli5", "DummyDataProcessor")
     )
     assert (general.is_required, own.is_required) == (True, False)
 

@@ -177,6 +177,7 @@ def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, 
             "encoder_output_dropout_rate": 0.1,
         },
         "esm2": {"max_position_embeddings": 8},
+        "dpr": {"encoder": {"max_position_embeddings": 8}},
         "dpo": {"policy_model": {"name": "gpt2"}},
         "fc_mnist": {"hidden_sizes": [3]},
     }

@@ -1,4 +1,4 @@
-"""Logits of the heads of BERT are those of transformers, with the same weights."""
+"""Logits and gradients of the heads of BERT are those of transformers, with the same weights."""
 
 from typing import Any
 
@@ -40,11 +40,13 @@ def test_logits_and_losses_are_those_of_transformers(kind: str) -> None:
     theirs = getattr(transformers, kind)(config).double().eval()
     ours = ours_of(kind).double().eval()
     left = dict(ours.named_parameters())
+    pairs = []
     with torch.no_grad():
         ours.classifier.load_state_dict(theirs.classifier.state_dict())
         inner = {f"bert.{name}": one for name, one in theirs.bert.named_parameters()}
         for name, value in translated(inner):
-            left.pop(name).copy_(value)
+            pairs.append((left.pop(name), value))
+            pairs[-1][0].copy_(value)
     assert sorted(left) == ["classifier.bias", "classifier.weight"]
     batch = batch_of({})
     keys = ("input_ids", "attention_mask", "token_type_ids")
@@ -56,6 +58,11 @@ def test_logits_and_losses_are_those_of_transformers(kind: str) -> None:
     if is_sequence:
         torch.testing.assert_close(found["logits"], expected.logits)
         torch.testing.assert_close(found["loss"].double(), expected.loss, rtol=1e-5, atol=1e-6)
+        found["loss"].backward()
+        expected.loss.backward()
+        for one, two in pairs:
+            assert one.grad is not None
+            torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-6)
     else:
         is_token = batch["attention_mask"] != 0
         torch.testing.assert_close(found["logits"][is_token], expected.logits[is_token])

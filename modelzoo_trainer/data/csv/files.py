@@ -174,9 +174,14 @@ class CsvFiles:
             f"the run again."
         )
 
+    def numbers_of(self, rows: Ints) -> Ints:
+        """Return the number of the file of each row, from 0."""
+        found: Ints = np.searchsorted(self._starts, rows, side="right") - 1
+        return found
+
     def place_of(self, row: int) -> str:
         """Return the file and the number of a row, from 1, for messages."""
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        number = int(self.numbers_of(np.array([row]))[0])
         return f"{self.files[number].path}: row {row - int(self._starts[number]) + 1}"
 
     def read(self, rows: Ints) -> list[list[str]]:
@@ -185,7 +190,7 @@ class CsvFiles:
         Raises:
             ConfigError: With the file and the row, if one cannot be read.
         """
-        numbers = np.searchsorted(self._starts, rows, side="right") - 1
+        numbers = self.numbers_of(rows)
         found: list[list[str]] = [[] for _ in rows]
         for number in np.unique(numbers).tolist():
             file, (places,) = self.files[number], np.nonzero(numbers == number)
@@ -252,9 +257,15 @@ class CsvFiles:
         return records[0] if records else []
 
 
-def count_rows(path: str, *, quotes: bool = True) -> int:
-    """Return the number of rows of a file after its header."""
-    return max(0, len(row_bounds(path, quotes=quotes)) - 1)
+def whole_file(path: str, *, quotes: bool = True) -> CsvFile:
+    """Return what is known of a file that no list names, with all its rows.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    num_rows = max(0, len(row_bounds(path, quotes=quotes)) - 1)
+    status = os.stat(Path(path).expanduser())
+    return CsvFile(path, status.st_size, status.st_mtime_ns, num_rows)
 
 
 def row_bounds(path: str, *, quotes: bool = True) -> Ints:

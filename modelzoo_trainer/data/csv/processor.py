@@ -45,7 +45,11 @@ class CsvProcessor(StreamProcessor):
     @event("load")
     def load(self, folders: Sequence[str]) -> CsvRows:
         """Return the dataset of the files of folders."""
-        return self.make_dataset(find_files(folders))
+        return self.make_dataset(self.find_files(folders))
+
+    def find_files(self, folders: Sequence[str]) -> list[CsvFile]:
+        """Return the files of folders, here those that `meta.dat` lists."""
+        return find_files(folders)
 
     def make_dataset(self, files: Sequence[CsvFile]) -> CsvRows:
         """Return the dataset of files."""

@@ -40,6 +40,11 @@ class Vocabulary:
         self._ids = {line.strip(): number for number, line in enumerate(lines)}
         self._unknown = self.id_of(oov_token, "oov_token")
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """The id of each token."""
+        return dict(self._ids)
+
     def id_of(self, token: str, argument: str) -> int:
         """Return the id of a token that must be there.
 

@@ -14,6 +14,7 @@ from modelzoo_trainer.data.hdf5.files import (
     read_header,
 )
 from modelzoo_trainer.data.hdf5.masked_rows import MaskedRows
+from modelzoo_trainer.data.hdf5.retrieval_rows import CONTEXT_DATASET, RetrievalRows
 from modelzoo_trainer.data.hdf5.rows import (
     CorpusRows,
     HDF5Rows,
@@ -41,6 +42,8 @@ class RowOptions:
         num_samples: Samples of an epoch; None = all.
         map_fn: Makes a sample of an array of a file; None = its rows are the features.
         has_labels: Whether the labels of masked tokens are in a dataset of their own.
+        dataset: Name of the dataset with the samples.
+        context_features: Names of the rows of contexts, in a dataset of their own; () = none.
     """
 
     max_sequence_length: int | None = None
@@ -51,6 +54,8 @@ class RowOptions:
     num_samples: int | None = None
     map_fn: Callable[[Any], Any] | None = None
     has_labels: bool = False
+    dataset: str = DATASET
+    context_features: Sequence[str] = ()
 
 
 def open_dataset(
@@ -62,7 +67,7 @@ def open_dataset(
         ConfigError: If a folder or a file cannot be read, or does not fit the arguments.
     """
     groups = [
-        [read_header(path) for path in find_files(source.folders, source.argument)]
+        [read_header(path, options.dataset) for path in find_files(source.folders, source.argument)]
         for source in sources
     ]
     files = RowFiles.of(groups)
@@ -96,12 +101,14 @@ def _corpus_length(files: RowFiles, options: RowOptions) -> int | None:
         ConfigError: If the arguments do not fit the shape of the data.
     """
     path, shape, length = files.files[0].path, files.row_shape, options.max_sequence_length
-    where = f"{path}: dataset {DATASET!r}"
+    where = f"{path}: dataset {options.dataset!r}"
     if not shape:
-        if options.has_labels:
+        if options.has_labels or options.context_features:
+            needed = "masked tokens" if options.has_labels else "questions with contexts"
+            advice = " with training_objective: mlm" if options.has_labels else ""
             raise ConfigError(
-                f"{where} is 1-D, a corpus of tokens, but masked tokens require samples. "
-                f"Preprocess the data with training_objective: mlm."
+                f"{where} is 1-D, a corpus of tokens, but {needed} require samples. Preprocess the "
+                f"data{advice}."
             )
         if length is None:
             raise ConfigError(
@@ -164,6 +171,15 @@ def _dataset(
     if options.has_labels:
         labels = RowFiles.of([[read_header(one.path, LABELS) for one in files.files]])
         return MaskedRows(files, labels, segments, features=options.features)
+    if options.context_features:
+        contexts = RowFiles.of([[read_header(one.path, CONTEXT_DATASET) for one in files.files]])
+        return RetrievalRows(
+            files,
+            contexts,
+            segments,
+            features=options.features,
+            context_features=options.context_features,
+        )
     if length is not None:
         found: HDF5Rows = CorpusRows(files, segments, length, **more)
     else:

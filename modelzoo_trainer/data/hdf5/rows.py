@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
@@ -269,7 +270,7 @@ class SampleRows(HDF5Rows):
 
     @override
     def _raw(self, places: Ints) -> NDArray[np.int32]:
-        return self._read(places).transpose(1, 0, 2)
+        return self._read(places).swapaxes(0, 1)
 
     @override
     def _batch(self, places: Ints, rows: Any, size: int) -> Batch:
@@ -281,24 +282,26 @@ class SampleRows(HDF5Rows):
         return _made(out, _by_feature, self.features)
 
     def _read(self, places: Ints) -> NDArray[np.int32]:
-        """Return the rows at some places, (features, B, S)."""
+        """Return the rows at some places, (features, B, ..., S)."""
         files = self.files
-        raw = np.empty((files.row_shape[0], len(places), files.row_shape[1]), files.dtype)
+        num_features, *shape = files.row_shape
+        raw = np.empty((num_features, len(places), *shape), files.dtype)
         for target, block in self._blocks(places):
             if len(block) == 1:
                 raw[:, target[0]] = block[0]
             else:
-                raw[:, target] = block.transpose(1, 0, 2)
+                raw[:, target] = block.swapaxes(0, 1)
         if raw.dtype != np.int32:
-            by_row = self._as_int32(raw.transpose(1, 0, 2), places)
-            raw = np.ascontiguousarray(by_row.transpose(1, 0, 2))
-        for row, name in enumerate(self.features):
+            by_row = self._as_int32(raw.swapaxes(0, 1), places)
+            raw = np.ascontiguousarray(by_row.swapaxes(0, 1))
+        flat = raw.reshape(*raw.shape[:2], math.prod(shape))
+        for values, name in zip(flat, self.features, strict=False):
             if name.endswith((INPUTS, LABELS)):  # of pairs of answers, too
-                self._check_tokens(raw[row], places, name)
+                self._check_tokens(values, places, name)
             elif name == POSITIONS:
-                self._check_positions(raw[row], places)
+                self._check_positions(values, places)
             elif name.endswith(MASK) or name == SPAN:
-                self._check_counts(raw[row], places, name)
+                self._check_counts(values, places, name)
         return raw
 
     def _blocks(self, places: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:

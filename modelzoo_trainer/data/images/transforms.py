@@ -442,7 +442,7 @@ def _transform(given: object, where: str) -> Transform:
     known = {one.name: one for one in fields(cls)}  # type: ignore[arg-type]  # a dataclass
     for key, value in arguments.items():
         if key not in known:
-            raise ConfigError(f"{where}: {name} has no argument {key!r}. {suggest(key, known)}")
+            raise ConfigError(f"{where}.{key}: no such argument of {name}. {suggest(key, known)}")
         check(f"{where}.{key}", value, kinds[key])
     for key, one in known.items():
         if one.default is MISSING and key not in arguments:

@@ -110,7 +110,7 @@ def test_expand_to_square_adds_a_border() -> None:
         ([{"name": "resize"}], r"transforms\[0\]: resize requires size"),
         ([{"name": "resize", "size": 0}], r"transforms\[0\]\.size.*0"),
         ([{"name": "resize", "size": [1, 2, 3]}], r"transforms\[0\]\.size"),
-        ([{"name": "resize", "size": 3, "sise": 3}], r"'sise'.*'size'"),
+        ([{"name": "resize", "size": 3, "sise": 3}], r"transforms\[0\]\.sise: .*'size'"),
         ([{"name": "resize", "size": [3, 4], "max_size": 9}], r"transforms\[0\].*max_size.*9"),
         ([{"name": "resize", "size": 3, "interpolation": "x"}], "interpolation.*'x'"),
         ([{"name": "random_resized_crop", "size": 3, "scale": [1.0, 0.5]}], "scale.*smaller"),

@@ -1,0 +1,53 @@
+"""Dense passage retrieval, split and sharded over two processes, equals that of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from modelzoo_trainer.models.bert.dpr import Dpr
+from tests.distributed.engines import spread, whole
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_bert_engines import ENGINES
+from tests.models.bert_cases import NO_DROPOUT, SIZES
+from tests.models.test_dpr import batch
+
+
+def make() -> Dpr:
+    torch.manual_seed(3)
+    settings = {**SIZES, **NO_DROPOUT}
+    return Dpr(q_encoder=settings, ctx_encoder=settings, pooler_type="ffn_pooler").double()
+
+
+def learn(model: Dpr) -> dict[str, Any]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
+    losses = []
+    for _ in range(2):
+        loss = model(batch())["loss"]
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {name: whole(param).numpy() for name, param in model.named_parameters()}
+    return {"losses": losses, "weights": weights}
+
+
+def learn_spread(rank: int, options: dict[str, Any]) -> dict[str, Any]:
+    model = make()
+    spread(model, options)
+    assert model.ctx_encoder is not None
+    assert isinstance(model.ctx_encoder.layers[0].attention.k_proj.weight, DTensor)
+    return learn(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_processes_equal_one(engine: str) -> None:
+    expected = learn(make())
+
+    found = run_ranks(2, learn_spread, ENGINES[engine])
+
+    torch.testing.assert_close(found, [expected] * 2, rtol=1e-6, atol=1e-6)
