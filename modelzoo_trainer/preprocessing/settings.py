@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -165,9 +165,9 @@ class Settings:
         `false` where it is the default asks for nothing.
         """
         for section, known in {"dataset": Dataset.__dataclass_fields__, **_OF_MODES}.items():
-            defaults = _SECTIONS[section].__dataclass_fields__
+            defaults = {one.name: one.default for one in fields(_SECTIONS[section])}
             for key, value in self.given.get(section, {}).items():
-                is_off = value is None or value is defaults[key].default is False
+                is_off = value is None or value is defaults.get(key) is False
                 if key in known and key not in uses and not is_off:
                     yield f"{section}.{key}"
 

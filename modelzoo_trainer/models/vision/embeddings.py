@@ -148,11 +148,10 @@ class ImageEmbedding(nn.Module):
             first = self.cls_token().to(hidden.dtype).expand(hidden.shape[0], 1, -1)
             hidden = torch.cat((first, hidden), dim=1)
         hidden = self._add_positions(hidden)
-        hidden = self.dropout(hidden)
-        if self.norm is None:
-            return hidden
-        normed: Tensor = self.norm(hidden)
-        return normed
+        found: Tensor = self.dropout(hidden)
+        if self.norm is not None:
+            found = self.norm(found)
+        return found
 
     def _add_positions(self, hidden: Tensor) -> Tensor:
         settings, device = self._settings[0], hidden.device
