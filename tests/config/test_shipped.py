@@ -58,7 +58,7 @@ def plan(names, **changes):
                 "more": "schedulers: [SequentialLR: {schedulers: [ConstantLR: "
                 f"{{learning_rate: 1}}, {LINEAR}]}}]"
             },
-            "5:33: trainer.init.schedulers[0].SequentialLR.schedulers[0]: ConstantLR has no total",
+            "5:46: trainer.init.schedulers[0].SequentialLR.schedulers[0]: ConstantLR has no total",
         ),
         (
             {"more": "precision: {max_gradient_norm: 1, max_gradient_value: 1}"},
