@@ -21,6 +21,8 @@ from modelzoo_trainer.callbacks import default_callbacks
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import Net, loader
 
+pytestmark = pytest.mark.slow
+
 ENGINES = {"DDP": {}, "FSDP2": {"parallel": {"shard": -1}}}
 EACH = ["DDP", pytest.param("FSDP2", marks=pytest.mark.slow)]
 UNUSED = {"find_unused_parameters": True}

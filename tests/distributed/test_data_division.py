@@ -26,6 +26,8 @@ from tests.distributed.data_runs import (
 )
 from tests.distributed.ranks import run_ranks, try_ranks
 
+pytestmark = pytest.mark.slow
+
 ranks = pytest.mark.parametrize("count", [2, 3, 4])
 CASES = [
     {"num": num, "size": size, "drop_last": drop_last, "shuffle": shuffle}

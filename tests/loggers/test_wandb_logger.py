@@ -14,6 +14,8 @@ import torch
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, RollBack
 from modelzoo_trainer.loggers.wandb_logger import WandbLogger
 
+pytestmark = pytest.mark.slow
+
 LOGGER = "modelzoo_trainer.wandb"
 _BLOCK = 1 << 15
 

@@ -21,6 +21,8 @@ from modelzoo_trainer.optim import OptimizerFactory, optimizer_class
 from modelzoo_trainer.optim.decay import LinearLR
 from tests.doubles import History, differing, weights_of
 
+pytestmark = pytest.mark.slow
+
 NUM_BATCHES = 12
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.05, "momentum": 0.9},

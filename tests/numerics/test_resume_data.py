@@ -30,6 +30,8 @@ from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.devices import make_backend
 from tests.doubles import Crash, Interrupted, TinyModel, differing, tiny_batches, weights_of
 
+pytestmark = pytest.mark.slow
+
 NUM = 26  # 7 batches of 4, the last one of 2
 INPUTS, TARGETS = (torch.cat(parts)[:NUM] for parts in zip(*tiny_batches(7), strict=True))
 Make = Callable[[], Any]

@@ -12,6 +12,8 @@ from modelzoo_trainer import Callback, Checkpoint, StopTraining
 from modelzoo_trainer.errors import RollBack
 from tests.doubles import History, Interrupted, TinyModel, differing, tiny_batches, weights_of
 
+pytestmark = pytest.mark.slow
+
 
 class Crash(Callback):
     """Raises at the n-th call of a hook."""

@@ -19,6 +19,8 @@ from modelzoo_trainer.planning.measure import measure
 from modelzoo_trainer.planning.memory_tracker import Kind
 from tests.distributed.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 LLAMA_70B = Path(__file__).with_name("llama_70b.yaml")
 FILE = """
 trainer:

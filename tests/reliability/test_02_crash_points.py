@@ -12,6 +12,8 @@ from tests.reliability.forkserver_tasks import CRASHED
 from tests.reliability.scenarios import DEEDS, EXPORTED, NEW, OLD
 from tests.reliability.states import leftovers, loads, make, visible
 
+pytestmark = pytest.mark.slow
+
 
 def prepared(folder, deed):
     """Return a folder for a deed: what is there before it is never lost by it."""

@@ -15,6 +15,8 @@ from tests.reliability.disk_calls import WRITES, Call, Counter, Tap, half_of
 from tests.reliability.scenarios import DEEDS, EXPORTED, NEW, OLD
 from tests.reliability.states import leftovers, loads, make, visible
 
+pytestmark = pytest.mark.slow
+
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EROFS")
 SAVES = [("save", error) for error in ERRORS] + [("save_later", "ENOSPC")]
 SAVES += [pytest.param("save_later", error, marks=pytest.mark.soak) for error in ERRORS]

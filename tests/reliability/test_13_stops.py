@@ -12,6 +12,8 @@ from modelzoo_trainer import checkpointing
 from tests.reliability.runs import Run, instants
 from tests.reliability.states import visible
 
+pytestmark = pytest.mark.slow
+
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
 SOONEST_S = 0.01  # until then the process may not have come to the command line
 # Where most of a run's time is spent, and so where most of the signals come.

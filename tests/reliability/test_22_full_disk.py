@@ -17,6 +17,8 @@ from tests.reliability.program import GO
 from tests.reliability.runs import Run
 from tests.reliability.states import visible
 
+pytestmark = pytest.mark.slow
+
 STEPS = 48
 FULL = "No space left on device"
 PAD = 40_000  # numbers of 4 bytes
