@@ -138,7 +138,7 @@ def test_nothing_sees_padding(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["bert", "pre-norm, rotary", "alibi", "relative"])
 def test_packed_sequences_are_separate(case: str) -> None:
-    model = make(case, disable_nsp=True).eval()
+    model = make(case, disable_nsp=True, pooler_nonlinearity=None).eval()
     spans = torch.tensor([[4, 3, 2, 1, 0, 5, 4, 3, 2, 1, 0, 0]] * 2)
     positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 0]] * 2)
 
@@ -288,9 +288,17 @@ def test_a_setting_that_does_not_fit_is_refused(changes: dict[str, Any], key: st
         Bert.check_arguments(**{**SIZES, **changes})
 
 
-def test_a_setting_without_effect_is_reported() -> None:
-    with pytest.warns(UserWarning, match="output_logits_alpha"):
-        make("bert", output_logits_alpha=2.0)
+@pytest.mark.parametrize(
+    ("changes", "fact"),
+    [
+        ({"output_logits_alpha": 2.0}, "mup_base_hidden_size"),
+        ({"scale_output_logits_by_d": False}, "mup_base_hidden_size"),
+        ({"pooler_nonlinearity": "tanh", "disable_nsp": True}, "no pooler"),
+    ],
+)
+def test_a_setting_without_effect_is_reported(changes: dict[str, Any], fact: str) -> None:
+    with pytest.warns(UserWarning, match=f"{next(iter(changes))} .*no effect.*{fact}"):
+        make("bert", **changes)
 
 
 def results(model: Bert, case: str) -> list[Any]:

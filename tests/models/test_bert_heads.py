@@ -143,10 +143,27 @@ def test_defaults_differ_from_those_of_pretraining() -> None:
     assert tokens.encoder.pooler is None
     sizes = {key: value for key, value in SIZES.items() if key != "vocab_size"}
     assert BertClassifier(**sizes, **CLASSIFIER, num_labels=2).vocab_size == 30522
-    with pytest.warns(UserWarning, match="output_logits_alpha"):
-        BertSummarizer(
-            **SIZES, mup_base_hidden_size=16, mup_base_filter_size=32, output_logits_alpha=2.0
-        )
+
+
+@pytest.mark.parametrize("mup", [{}, {"mup_base_hidden_size": 16, "mup_base_filter_size": 32}])
+def test_settings_of_logits_have_no_effect_on_a_head_and_no_other_is_advised(mup) -> None:
+    with pytest.warns(UserWarning, match="the logits of this head") as found:
+        BertSummarizer(**SIZES, **mup, output_logits_alpha=2.0, scale_output_logits_by_d=False)
+    messages = sorted(str(one.message) for one in found)
+    assert [one.partition(" ")[0] for one in messages] == [
+        "output_logits_alpha",
+        "scale_output_logits_by_d",
+    ]
+    assert not any("mup_base" in one for one in messages)
+
+
+def test_a_head_without_a_pooler_needs_no_activation_of_one() -> None:
+    BertTokenClassifier(**SIZES, **TOKENS, encoder_nonlinearity="swiglu")
+    BertSummarizer(**SIZES, encoder_nonlinearity="swiglu")
+    with pytest.warns(UserWarning, match=r"pooler_nonlinearity \(tanh\) has no effect"):
+        BertTokenClassifier(**SIZES, **TOKENS, pooler_nonlinearity="tanh")
+    with pytest.raises(ConfigError, match=r"pooler_nonlinearity.*swiglu"):
+        classifier(encoder_nonlinearity="swiglu")
 
 
 def test_labels_of_another_number_are_refused() -> None:

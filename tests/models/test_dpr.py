@@ -156,9 +156,40 @@ def test_settings_that_do_not_fit_are_refused(changes, facts):
             Dpr.check_arguments(**given)
 
 
-def test_settings_of_heads_have_no_effect_which_is_said():
-    with pytest.warns(UserWarning, match=r"q_encoder\.mlm_loss_weight \(0\.1\) has no effect"):
-        dpr(q_encoder={**SMALL, "mlm_loss_weight": 0.1, "disable_nsp": False})
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"mlm_loss_weight": 0.1, "disable_nsp": False}, "no head"),
+        ({"embedding_pad_token_id": 1}, "set pad_token_id"),
+        ({"nonlinearity": "relu"}, "set encoder_nonlinearity"),
+        ({"mixed_precision": True}, "the section precision"),
+        ({"pooler_nonlinearity": "tanh"}, "no pooler"),
+        ({"alibi_trainable_slopes": True}, "position_embedding_type: alibi"),
+    ],
+)
+def test_settings_without_effect_are_said_with_the_reason(setting, reason):
+    key, value = next(iter(setting.items()))
+    facts = rf"model\.q_encoder\.{key} \({value}\) has no effect.*{reason}"
+    with pytest.warns(UserWarning, match=facts) as found:
+        dpr(q_encoder=SMALL | setting)
+    assert len(found) == 1
+
+
+def test_only_a_pooler_needs_an_activation_that_is_not_gated():
+    encoder = {**SMALL, "encoder_nonlinearity": "swiglu"}
+    given = {"q_encoder": encoder, "ctx_encoder": encoder}
+    dpr(**given)
+    with pytest.raises(ConfigError, match="pooler_nonlinearity"):
+        dpr(**given, pooler_type="ffn_pooler")
+    with pytest.raises(ConfigError, match="pooler_nonlinearity"):
+        Dpr.check_arguments(**given, pooler_type="ffn_pooler")
+
+
+def test_an_encoder_without_segments_does_not_use_those_of_the_batch():
+    model = dpr(q_encoder={**SMALL, "num_segments": 0})
+    found = batch()
+    others = {key: one for key, one in found.items() if key != "questions_token_type_ids"}
+    assert torch.equal(model(found)["logits"], model(others)["logits"])
 
 
 def test_batches_that_do_not_fit_are_refused():

@@ -68,7 +68,8 @@ def pair(case: str, kind: str) -> tuple[nn.Module, Bert]:
         attn_implementation="eager",
     )
     theirs = getattr(transformers, kind)(config).double().eval()
-    ours = Bert(**settings, pooler_nonlinearity="tanh").double().eval()
+    pooled_by = None if is_roberta else "tanh"
+    ours = Bert(**settings, pooler_nonlinearity=pooled_by).double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, param in theirs.named_parameters():

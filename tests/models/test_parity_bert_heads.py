@@ -15,12 +15,10 @@ pytestmark = pytest.mark.slow
 
 
 def ours_of(kind: str) -> nn.Module:
-    sizes: dict[str, Any] = {**SIZES, "pooler_nonlinearity": "tanh"}
     if kind == "BertForTokenClassification":
-        return BertTokenClassifier(**sizes, num_classes=3, encoder_output_dropout_rate=0.0)
-    return BertClassifier(
-        **sizes, num_labels=3, problem_type="single_label_classification", task_dropout=0.0
-    )
+        return BertTokenClassifier(**SIZES, num_classes=3, encoder_output_dropout_rate=0.0)
+    settings: dict[str, Any] = {**SIZES, "pooler_nonlinearity": "tanh", "task_dropout": 0.0}
+    return BertClassifier(**settings, num_labels=3, problem_type="single_label_classification")
 
 
 @pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertForTokenClassification"])

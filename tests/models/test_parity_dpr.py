@@ -26,7 +26,7 @@ def test_vectors_and_gradients_are_those_of_transformers(kind: str) -> None:
     stem = "DPRQuestionEncoder" if kind == "question" else "DPRContextEncoder"
     theirs = getattr(transformers, stem)(config).double().eval()
     inner = getattr(theirs, "question_encoder" if kind == "question" else "ctx_encoder").bert_model
-    settings = {**SIZES, "pooler_nonlinearity": "tanh", "layer_norm_epsilon": 1e-12}
+    settings = {**SIZES, "layer_norm_epsilon": 1e-12}
     model = Dpr(q_encoder=settings, ctx_encoder=settings).double().eval()
     ours = model.encoders[f"{kind}_encoder"]
     left = dict(ours.named_parameters(prefix="encoder"))

@@ -44,6 +44,11 @@ class ClassifierSettings(EncoderSettings):
     vocab_size: Size = 30522
     attention_dropout_rate: Fraction | None = 0.1
 
+    @property
+    @override
+    def has_pooler(self) -> bool:
+        return True
+
 
 class BertClassifier(ClassifierSettings, EncoderWithHead):
     """BERT with a head for classes of sequences, or for numbers."""
@@ -51,7 +56,7 @@ class BertClassifier(ClassifierSettings, EncoderWithHead):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.build(self.num_labels, self.task_dropout, has_pooler=True, has_bias=True)
+        self.build(self.num_labels, self.task_dropout, has_bias=True)
 
     @classmethod
     @override

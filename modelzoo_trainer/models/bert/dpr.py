@@ -10,11 +10,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from modelzoo_trainer.annotations import annotations_of
 from modelzoo_trainer.constraints import (
@@ -35,16 +37,27 @@ PoolerType = Literal["cls", "mean", "ffn_pooler"]
 
 QUESTIONS: Final = "questions_"
 CONTEXTS: Final = "ctx_"
-_FEATURES: Final = ("input_ids", "attention_mask", "token_type_ids")
+_SEGMENTS: Final = "token_type_ids"
+_FEATURES: Final = ("input_ids", "attention_mask", _SEGMENTS)
+_POOLER: Final = "ffn_pooler"
 _QUESTION_ENCODER: Final = "question_encoder."
 _CONTEXT_ENCODER: Final = "ctx_encoder."
-_INERT: Final = (
-    *("add_pooling_layer", "compute_eval_metrics", "dtype", "embedding_pad_token_id"),
-    *("fp16_type", "label_smoothing", "mixed_precision", "mlm_loss_weight", "mlm_nonlinearity"),
-    *("nonlinearity", "num_classes", "output_logits_alpha", "scale_output_logits_by_d"),
-    *("share_embedding_weights", "use_ffn_bias_in_mlm", "use_output_bias_in_mlm"),
+_OF_HEADS: Final = (
+    *("label_smoothing", "mlm_loss_weight", "mlm_nonlinearity", "num_classes"),
+    *("output_logits_alpha", "scale_output_logits_by_d", "share_embedding_weights"),
+    *("use_ffn_bias_in_mlm", "use_output_bias_in_mlm"),
 )
-"""Settings of published encoders that have no part in a vector."""
+_IN_TRAINER: Final = "the section precision sets it"
+_INERT: Final = dict.fromkeys(_OF_HEADS, "an encoder has no head") | {
+    "add_pooling_layer": "pooler_type of the model decides whether there is a pooler",
+    "compute_eval_metrics": "set it in the model, not in an encoder",
+    "dtype": _IN_TRAINER,
+    "embedding_pad_token_id": "set pad_token_id instead",
+    "fp16_type": _IN_TRAINER,
+    "mixed_precision": _IN_TRAINER,
+    "nonlinearity": "set encoder_nonlinearity instead",
+}
+"""Settings of published encoders that have no part in a vector, each with the reason."""
 
 
 @checked()
@@ -57,6 +70,15 @@ class DprEncoderSettings(EncoderSettings):
     """
 
     pad_token_id: NonNegativeSize = 0
+
+
+class PoolingEncoderSettings(DprEncoderSettings):
+    """Settings of an encoder with a pooler."""
+
+    @property
+    @override
+    def has_pooler(self) -> bool:
+        return True
 
 
 class Dpr(nn.Module):
@@ -98,28 +120,35 @@ class Dpr(nn.Module):
     ) -> None:
         super().__init__()
         given = {"q_encoder": q_encoder, "ctx_encoder": ctx_encoder, "encoder": encoder}
-        questions, contexts = _both(given, use_biencoder=use_biencoder)
+        questions, contexts = _both(
+            given, use_biencoder=use_biencoder, has_pooler=pooler_type == _POOLER
+        )
         _warn_of_unused(given)
+        for name, settings in zip(_given_names(given), (questions, contexts), strict=False):
+            assert settings is not None
+            settings.warn_of_unused(stacklevel=3, section=f"model.{name}.")
         self.pooler_type = pooler_type
         self.softmax_temperature = softmax_temperature
         self.mutual_information = mutual_information
         self.compute_eval_metrics = compute_eval_metrics
-        has_pooler = pooler_type == "ffn_pooler"
-        self.question_encoder = Encoder(questions, has_pooler=has_pooler)
+        self.question_encoder = Encoder(questions)
         self.ctx_encoder: Encoder | None = None
         if contexts is not None:
-            self.ctx_encoder = Encoder(contexts, has_pooler=has_pooler)
+            self.ctx_encoder = Encoder(contexts)
         self.reset_parameters()
 
     @classmethod
-    def check_arguments(cls, *, use_biencoder: bool = True, **arguments: Any) -> None:
+    def check_arguments(
+        cls, *, use_biencoder: bool = True, pooler_type: PoolerType = "cls", **arguments: Any
+    ) -> None:
         """Check the constructor's arguments without building the model.
 
         Raises:
             ConfigError: As the constructor.
         """
         given = {name: arguments.get(name) for name in cls.encoder_arguments}
-        for settings in _both(given, use_biencoder=use_biencoder):
+        both = _both(given, use_biencoder=use_biencoder, has_pooler=pooler_type == _POOLER)
+        for settings in both:
             if settings is not None:
                 settings.initializers()
 
@@ -197,8 +226,9 @@ class Dpr(nn.Module):
 
         Args:
             batch: `input_ids`, `attention_mask` and, if the encoders have segments,
-                `token_type_ids`, with `questions_` and with `ctx_` in front. `labels` and
-                `context_labels` are not used: they would count from the first row of all processes.
+                `token_type_ids`, with `questions_` and with `ctx_` in front. An encoder without
+                segments does not use them. `labels` and `context_labels` are not used: they would
+                count from the first row of all processes.
 
         Returns:
             `loss`, `logits`, `num_items` (B); in eval mode with `compute_eval_metrics` also
@@ -242,7 +272,8 @@ class Dpr(nn.Module):
         """Return the vectors of questions.
 
         Args:
-            batch: `input_ids`, `attention_mask`, `token_type_ids`.
+            batch: `input_ids`, `attention_mask`; `token_type_ids`, which an encoder without
+                segments (`num_segments: 0`) does not use.
 
         Shapes:
             In batch: (B, T) integer. Returns: (B, H).
@@ -254,8 +285,10 @@ class Dpr(nn.Module):
         return self._vectors(self.ctx_encoder or self.question_encoder, batch)
 
     def _vectors(self, encoder: Encoder, batch: Mapping[str, Tensor]) -> Tensor:
+        if not encoder.settings.segments:  # data processors always give them
+            batch = {name: one for name, one in batch.items() if name != _SEGMENTS}
         hidden: Tensor = encoder(batch)
-        if self.pooler_type == "ffn_pooler":
+        if self.pooler_type == _POOLER:
             return encoder.pool(hidden)
         if self.pooler_type == "cls":
             return hidden[:, 0]
@@ -285,30 +318,35 @@ def _texts(batch: Mapping[str, Tensor], prefix: str, *, dims: int) -> dict[str, 
 Given = Mapping[str, dict[str, Any] | None]
 
 
+def _given_names(given: Given) -> list[str]:
+    return [name for name, one in given.items() if one is not None]
+
+
 def _both(
-    given: Given, *, use_biencoder: bool
+    given: Given, *, use_biencoder: bool, has_pooler: bool
 ) -> tuple[DprEncoderSettings, DprEncoderSettings | None]:
     """Return the settings of the encoders of questions and of contexts; None = the same encoder.
 
     Raises:
         ConfigError: If they are invalid, or do not fit each other.
     """
-    names = [name for name, one in given.items() if one is not None]
+    names = _given_names(given)
+    read = partial(_settings, given=given, has_pooler=has_pooler)
     if not use_biencoder:
         if names != ["encoder"]:
             raise ConfigError(
                 f"use_biencoder is false, which requires encoder, the settings of the encoder for "
                 f"both, and nothing else; given: {', '.join(names) or 'none'}."
             )
-        return _settings("encoder", given), None
+        return read("encoder"), None
     if names == ["encoder"]:
-        return _settings("encoder", given), _settings("encoder", given)
+        return read("encoder"), read("encoder")
     if names != ["q_encoder", "ctx_encoder"]:
         raise ConfigError(
             f"The model requires q_encoder and ctx_encoder, the settings of two encoders, or "
             f"encoder, those of both; given: {', '.join(names) or 'none'}."
         )
-    questions, contexts = _settings("q_encoder", given), _settings("ctx_encoder", given)
+    questions, contexts = read("q_encoder"), read("ctx_encoder")
     for what, one, other in (
         ("hidden_size", questions.hidden_size, contexts.hidden_size),
         ("the width ratios of muP", _ratios(questions), _ratios(contexts)),
@@ -328,7 +366,7 @@ def _ratios(settings: EncoderSettings) -> tuple[float, float]:
     )
 
 
-def _settings(name: str, given: Given) -> DprEncoderSettings:
+def _settings(name: str, given: Given, *, has_pooler: bool) -> DprEncoderSettings:
     arguments = {key: one for key, one in (given[name] or {}).items() if key not in _INERT}
     known = [field.name for field in fields(DprEncoderSettings) if field.init]
     kinds = annotations_of(DprEncoderSettings)
@@ -345,16 +383,16 @@ def _settings(name: str, given: Given) -> DprEncoderSettings:
     if lacks:
         raise ConfigError(f"model.{name}: {', '.join(lacks)} is missing. Set it.")
     with _naming(name):
-        return DprEncoderSettings(**arguments)
+        made = PoolingEncoderSettings if has_pooler else DprEncoderSettings
+        return made(**arguments)
 
 
 def _warn_of_unused(given: Given) -> None:
     for name, settings in given.items():
-        for key in _INERT:
+        for key, reason in _INERT.items():
             if settings and settings.get(key) is not None:
                 warnings.warn(
-                    f"model.{name}.{key} ({settings[key]}) has no effect: an encoder has no head. "
-                    f"Remove it.",
+                    f"model.{name}.{key} ({settings[key]}) has no effect: {reason}. Remove it.",
                     stacklevel=3,
                 )
 

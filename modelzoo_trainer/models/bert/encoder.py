@@ -77,12 +77,9 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The encoder without a head.
+    """The encoder without a head, with a pooler if the settings say so."""
 
-    `has_pooler`: whether it has a layer over the first state, for classes of the sequence.
-    """
-
-    def __init__(self, settings: EncoderSettings, *, has_pooler: bool) -> None:
+    def __init__(self, settings: EncoderSettings) -> None:
         super().__init__()
         self._settings = (settings,)  # in a tuple: the model, its parent, is no part of this
         size, epsilon = settings.hidden_size, settings.layer_norm_epsilon
@@ -113,10 +110,10 @@ class Encoder(nn.Module):
         if settings.use_final_layer_norm:
             self.final_norm = nn.LayerNorm(size, eps=epsilon)
         self.pooler: nn.Linear | None = None
-        if has_pooler:
+        if settings.has_pooler:
             self.pooler = nn.Linear(size, size, bias=settings.use_ffn_bias)
-        pooled_by = settings.pooler_nonlinearity or settings.encoder_nonlinearity
-        self._activate = activation_of(pooled_by)
+            pooled_by = settings.pooler_nonlinearity or settings.encoder_nonlinearity
+            self._activate = activation_of(pooled_by)
         self._rotary = settings.rotary()
 
     @property

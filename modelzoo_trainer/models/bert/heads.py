@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.bert.encoder import Encoder, Step, draw_weight
@@ -42,27 +42,26 @@ class EncoderWithHead(EncoderSettings, nn.Module):
 
     published_name = staticmethod(published_name)
 
-    def build(self, num_classes: int, dropout: float, *, has_pooler: bool, has_bias: bool) -> None:
+    def build(self, num_classes: int, dropout: float, *, has_bias: bool) -> None:
         """Create the modules.
 
         Args:
             num_classes: Outputs of the classifier.
             dropout: Rate of the dropout before it.
-            has_pooler: Whether the encoder has a pooler.
             has_bias: Whether the classifier has a bias.
         """
         nn.Module.__init__(self)
         self.warn_of_unused(stacklevel=4)
-        if self.output_logits_alpha not in (None, 0, 1):
-            warnings.warn(
-                f"output_logits_alpha ({self.output_logits_alpha}) has no effect: the logits of "
-                f"this head are not scaled. Remove it.",
-                stacklevel=4,
-            )
-        self.encoder = Encoder(self, has_pooler=has_pooler)
+        self.encoder = Encoder(self)
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(self.hidden_size, num_classes, bias=has_bias)
         self.reset_parameters()
+
+    @override
+    def unused(self) -> dict[str, str]:
+        reason = ": the logits of this head are not scaled. Remove it."
+        of_logits = {key: reason for key, is_set in self.set_for_logits().items() if is_set}
+        return super().unused() | of_logits
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:

@@ -68,9 +68,10 @@ class BertSettings(EncoderSettings):
             return 0 if self.disable_nsp else 2
         return self.num_segments
 
+    @property
     @override
-    def _needs(self, key: str) -> bool:
-        return key != "pooler_nonlinearity" or not self.disable_nsp
+    def has_pooler(self) -> bool:
+        return not self.disable_nsp
 
 
 class Bert(BertSettings, nn.Module):
@@ -84,7 +85,7 @@ class Bert(BertSettings, nn.Module):
         nn.Module.__init__(self)
         self.warn_of_unused(stacklevel=3)
         size = self.hidden_size
-        self.encoder = Encoder(self, has_pooler=not self.disable_nsp)
+        self.encoder = Encoder(self)
         self.mlm_dense = nn.Linear(size, size, bias=self.use_ffn_bias_in_mlm)
         self.mlm_norm = nn.LayerNorm(size, eps=self.layer_norm_epsilon)
         self.lm_head = nn.Linear(size, self.vocab_size, bias=self.use_output_bias_in_mlm)

@@ -34,7 +34,8 @@ class EncoderSettings(DecoderSettings):
         num_relative_attention_buckets: For `relative`: number of buckets, even, 4 to 254.
         alibi_trainable_slopes: Whether the slopes of `alibi` are trained, from random values.
         encoder_nonlinearity: Activation of the feed-forward layers.
-        pooler_nonlinearity: Activation of the pooler; null = `encoder_nonlinearity`.
+        pooler_nonlinearity: Activation of the pooler; null = `encoder_nonlinearity`. No effect
+            where the model has no pooler.
         embedding_layer_norm: Whether embeddings are normalized, after `embeddings_scale`.
         norm_first: Whether layers normalize what attention and the feed-forward network get,
             instead of the sums with their outputs.
@@ -102,6 +103,11 @@ class EncoderSettings(DecoderSettings):
         return 2 if self.num_segments is None else self.num_segments
 
     @property
+    def has_pooler(self) -> bool:
+        """Whether the encoder has a pooler, a layer over the first state."""
+        return False
+
+    @property
     def dropped_token(self) -> int | None:
         """The token whose embedding is 0, and scales those of the others; None = there is none."""
         return None
@@ -139,33 +145,44 @@ class EncoderSettings(DecoderSettings):
             table: read(f"{table}_initializer", default) for table in tables
         }
 
-    def warn_of_unused(self, *, stacklevel: int) -> None:
-        """Warn of settings that have no effect without others."""
-        is_alibi = self.position_embedding_type == "alibi"
-        unused = {
-            "output_logits_alpha": (
-                self.output_logits_alpha not in (None, 0, 1) and not self.uses_mup,
-                "mup_base_hidden_size and mup_base_filter_size",
-            ),
-            "alibi_trainable_slopes": (
-                self.alibi_trainable_slopes and not is_alibi,
-                "position_embedding_type: alibi",
-            ),
+    def warn_of_unused(self, *, stacklevel: int, section: str = "") -> None:
+        """Warn of settings that have no effect.
+
+        `section`: what is in front of their names in messages, such as `model.q_encoder.`.
+        """
+        for key, reason in self.unused().items():
+            warnings.warn(
+                f"{section}{key} ({getattr(self, key)}) has no effect{reason}",
+                stacklevel=stacklevel + 1,
+            )
+
+    def unused(self) -> dict[str, str]:
+        """Return the settings that have no effect, each with the reason and what to do."""
+        found = {}
+        for key, is_set in self.set_for_logits().items():
+            if is_set and not self.uses_mup:
+                found[key] = _without("mup_base_hidden_size and mup_base_filter_size", key)
+        if self.alibi_trainable_slopes and self.position_embedding_type != "alibi":
+            found["alibi_trainable_slopes"] = _without(
+                "position_embedding_type: alibi", "alibi_trainable_slopes"
+            )
+        if self.pooler_nonlinearity is not None and not self.has_pooler:
+            found["pooler_nonlinearity"] = ": the model has no pooler. Remove it."
+        return found
+
+    def set_for_logits(self) -> dict[str, bool]:
+        """Return the settings of the logits, each with whether it differs from its default."""
+        return {
+            "output_logits_alpha": self.output_logits_alpha not in (None, 0, 1),
+            "scale_output_logits_by_d": not self.scale_output_logits_by_d,
         }
-        for key, (is_unused, needed) in unused.items():
-            if is_unused:
-                warnings.warn(
-                    f"{key} ({getattr(self, key)}) has no effect without {needed}. Set that, or "
-                    f"remove {key}.",
-                    stacklevel=stacklevel + 1,
-                )
 
     @override
     def _check(self) -> None:
         super()._check()
         for key in ("pooler_nonlinearity", "mlm_nonlinearity"):
             given = getattr(self, key, None)
-            if given in GATED or (given is None and self._needs(key) and self._is_gated):
+            if self._needs(key) and (given in GATED or (given is None and self._is_gated)):
                 shown = given or f"null, hence encoder_nonlinearity ({self.encoder_nonlinearity})"
                 raise ConfigError(
                     f"{key} is {shown}, which is gated: it needs two projections, and this layer "
@@ -196,4 +213,10 @@ class EncoderSettings(DecoderSettings):
 
     def _needs(self, key: str) -> bool:
         """Return whether the model has the layer with this activation."""
+        if key == "pooler_nonlinearity":
+            return self.has_pooler
         return key in {one.name for one in fields(self)}
+
+
+def _without(needed: str, key: str) -> str:
+    return f" without {needed}. Set that, or remove {key}."

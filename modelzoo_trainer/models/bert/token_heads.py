@@ -62,7 +62,7 @@ class BertTokenClassifier(TokenClassifierSettings, EncoderWithHead):
     def __post_init__(self) -> None:
         super().__post_init__()
         rate = self.encoder_output_dropout_rate
-        self.build(self.num_classes, rate, has_pooler=False, has_bias=True)
+        self.build(self.num_classes, rate, has_bias=True)
 
     @classmethod
     @override
@@ -148,7 +148,7 @@ class BertSummarizer(SummarizationSettings, EncoderWithHead):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.build(self.num_labels, 0.0, has_pooler=False, has_bias=self.use_cls_bias)
+        self.build(self.num_labels, 0.0, has_bias=self.use_cls_bias)
 
     @classmethod
     @override
