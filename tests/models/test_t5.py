@@ -224,7 +224,7 @@ def test_initial_values(case: str) -> None:
     assert embeddings.std().item() == pytest.approx(std, rel=0.06)
     is_cut = case == "transformer"
     assert (embeddings.abs().max().item() <= 2) == (is_cut or case == "muP")
-    twice = make(case, initializer_factor=2.0)
+    twice = make(case, initializer_factor=2.0, share_embedding_weights=not is_cut)
     ratio = twice.decoder.layers[0].ffn.up_proj.weight / model.decoder.layers[0].ffn.up_proj.weight
     torch.testing.assert_close(ratio, torch.full_like(ratio, 1.0 if is_cut else 2.0))
 
@@ -334,6 +334,14 @@ def test_a_batch_with_other_shapes_is_refused() -> None:
         make("t5")(batch)
 
 
+def test_a_batch_with_fewer_inputs_than_labels_is_refused() -> None:
+    batch = batch_of()
+    for key in ("input_ids", "attention_mask"):
+        batch[key] = batch[key][:1]
+    with pytest.raises(ConfigError, match=r"1 sequences in input_ids, but 4 in labels"):
+        make("t5")(batch)
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -366,12 +374,18 @@ def test_a_setting_that_does_not_fit_is_refused(changes: dict[str, Any], key: st
         {"output_logits_alpha": 2.0},
         {"scale_output_logits_by_d": True},
         {"scale_decoder_qk_dot_by_d": True},
+        {"initializer_factor": 0.1, "use_transformer_initialization": True},
         {"lm_loss_weight": 0.1, "mlm_loss_scaling": "num_masked"},
     ],
 )
 def test_a_setting_without_effect_is_reported(changes: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match=f"{next(iter(changes))}.*no effect"):
         make("t5", **changes)
+
+
+def test_the_factor_of_initial_weights_acts_on_an_output_layer_of_its_own() -> None:
+    model = make("transformer", initializer_factor=0.1, share_embedding_weights=False)
+    assert 0.08 < model.lm_head.weight.std() < 0.12
 
 
 # ---- engines

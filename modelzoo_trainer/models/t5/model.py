@@ -126,7 +126,8 @@ class T5(T5Settings, nn.Module):
             No host read, no data-dependent shape.
 
         Raises:
-            ConfigError: If the batch lacks something, or is longer than the model's positions.
+            ConfigError: If the batch lacks something, is longer than the model's positions, or has
+                shapes that do not fit each other.
         """
         self._check_batch(batch)
         visible = _visible(batch)
@@ -195,6 +196,12 @@ class T5(T5Settings, nn.Module):
                     f"The batch has {key} of the shape {tuple(batch[key].shape)}, but {other} of "
                     f"the shape {tuple(batch[other].shape)}: both must be equal."
                 )
+        num, num_labeled = len(batch["input_ids"]), len(batch["labels"])
+        if num != num_labeled:
+            raise ConfigError(
+                f"The batch has {num} sequences in input_ids, but {num_labeled} in labels: both "
+                f"must be equal."
+            )
         if not torch.compiler.is_compiling():
             self._say_which_weight(has_weight=_WEIGHT in batch)
 

@@ -66,7 +66,8 @@ class T5Settings:
         share_encoder_decoder_embedding: Whether encoder and decoder have the same embedding.
         share_embedding_weights: Whether the output layer shares the weights of the decoder's
             embedding.
-        initializer_factor: Factor on the standard deviations of initial weights.
+        initializer_factor: Factor on the standard deviations of initial weights; with
+            `use_transformer_initialization` only of an output layer with weights of its own.
         use_transformer_initialization: Whether weights start as in the Transformer, uniform after
             Xavier, and scores are scaled, instead of as in T5.
         mup_base_d_model: `d_model` of the tuned model; together with the next, enables muP.
@@ -208,6 +209,12 @@ class T5Settings:
         unused["scale_output_logits_by_d"] = (
             self.scale_output_logits_by_d and not self.uses_mup,
             bases,
+        )
+        unused["initializer_factor"] = (
+            self.initializer_factor != 1
+            and self.use_transformer_initialization
+            and self.share_embedding_weights,
+            "use_transformer_initialization: false or share_embedding_weights: false",
         )
         unused["lm_loss_weight"] = (
             self.lm_loss_weight != 1 and self.mlm_loss_scaling == "num_masked",
