@@ -19,6 +19,8 @@ MASK: Final = "attention_mask"
 LABELS: Final = "labels"
 SPAN: Final = "attention_span"
 POSITIONS: Final = "position_ids"
+SEGMENTS: Final = "token_type_ids"
+MASKED_WEIGHTS: Final = "masked_lm_mask"
 FEATURES: Final = (INPUTS, MASK, LABELS)
 """The second dimension of the dataset."""
 VSL_FEATURES: Final = (*FEATURES, SPAN, POSITIONS)

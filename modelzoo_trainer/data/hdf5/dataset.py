@@ -8,6 +8,7 @@ from typing import Any
 
 from modelzoo_trainer.data.hdf5.files import (
     FolderState,
+    RowFile,
     RowFiles,
     find_files,
     fingerprint_of,
@@ -85,7 +86,7 @@ def open_dataset(
         counts.append(sum(run.stop - run.start for run in runs))
         first += num_rows
     step = 1 if length is None else length
-    dataset = _dataset(files, Segments.of(placed, step), length, options)
+    dataset = _dataset(groups, files, Segments.of(placed, step), length, options)
     dataset.states = tuple(
         FolderState(source.folders, group) for source, group in zip(sources, groups, strict=True)
     )
@@ -165,17 +166,22 @@ def _nothing_selected(source: Source, num: int, num_rows: int, length: int | Non
 
 
 def _dataset(
-    files: RowFiles, segments: Segments, length: int | None, options: RowOptions
+    groups: Sequence[Sequence[RowFile]],
+    files: RowFiles,
+    segments: Segments,
+    length: int | None,
+    options: RowOptions,
 ) -> HDF5Rows:
+    def beside(name: str) -> RowFiles:  # another dataset of the same files
+        return RowFiles.of([[read_header(one.path, name) for one in group] for group in groups])
+
     more: dict[str, Any] = {"transforms": options.transforms, "seed": options.seed}
     if options.has_labels:
-        labels = RowFiles.of([[read_header(one.path, LABELS) for one in files.files]])
-        return MaskedRows(files, labels, segments, features=options.features)
+        return MaskedRows(files, beside(LABELS), segments, features=options.features)
     if options.context_features:
-        contexts = RowFiles.of([[read_header(one.path, CONTEXT_DATASET) for one in files.files]])
         return RetrievalRows(
             files,
-            contexts,
+            beside(CONTEXT_DATASET),
             segments,
             features=options.features,
             context_features=options.context_features,

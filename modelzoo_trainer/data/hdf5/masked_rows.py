@@ -13,12 +13,19 @@ from typing_extensions import override
 from modelzoo_trainer.data.hdf5.files import RowFiles
 from modelzoo_trainer.data.hdf5.rows import Batch, Ints, SampleRows, Segments
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.hdf5_format import IGNORED_LABEL, INPUTS, LABELS, MASK, POSITIONS, SPAN
+from modelzoo_trainer.hdf5_format import (
+    IGNORED_LABEL,
+    INPUTS,
+    LABELS,
+    MASK,
+    MASKED_WEIGHTS,
+    POSITIONS,
+    SPAN,
+)
 
 MASKED_FEATURES: Final = (INPUTS, MASK)
 MASKED_VSL_FEATURES: Final = (*MASKED_FEATURES, SPAN, POSITIONS)
 MASKED_POSITIONS: Final = "masked_lm_positions"
-MASKED_WEIGHTS: Final = "masked_lm_mask"
 _OF_ALL: Final = (LABELS,)
 _OF_MASKED: Final = (LABELS, MASKED_POSITIONS, MASKED_WEIGHTS)
 

@@ -56,6 +56,11 @@ class RetrievalRows(SampleRows):
         _check_shape(files, features, _QUESTION_DIMS, "(3, tokens)")
         _check_shape(contexts, context_features, _CONTEXT_DIMS, "(3, contexts, tokens)")
 
+    def follow_model(self, model: Any) -> None:
+        """Take the number of segments of the encoders: those of files must be below it."""
+        found = getattr(model, "num_segments_of_texts", (None, None))
+        self.num_segments, self._contexts.num_segments = found
+
     @override
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
         self._contexts.check_model(vocab_size, max_position_embeddings)

@@ -26,7 +26,9 @@ from modelzoo_trainer.hdf5_format import (
     INPUTS,
     LABELS,
     MASK,
+    MASKED_WEIGHTS,
     POSITIONS,
+    SEGMENTS,
     SPAN,
 )
 
@@ -103,6 +105,8 @@ class HDF5Rows(BatchDataset):
         self._open = OpenFiles()
         self._vocab_size: int | None = None
         self._num_positions: int | None = None
+        self.num_segments: int | None = None
+        """Number of segments of the model; None = any."""
 
     def __len__(self) -> int:
         return self.segments.num_samples
@@ -249,6 +253,20 @@ class HDF5Rows(BatchDataset):
             f"column {column}, which the model lacks{size}. Preprocess the data again."
         )
 
+    def _check_segments(self, values: NDArray[np.int32], places: Ints, name: str) -> None:
+        """Check the segments (B, S) of rows at these places."""
+        highest = _INT32.max if self.num_segments is None else self.num_segments - 1
+        unsigned = values.view(np.uint32)  # as for token ids
+        if not values.size or unsigned.max() <= highest:
+            return
+        row, column = (int(one[0]) for one in np.nonzero(unsigned > highest))
+        known = "" if self.num_segments is None else f" (num_segments is {self.num_segments})"
+        raise ConfigError(
+            f"{self.files.place_of(int(places[row]))}: {name} has segment {values[row, column]} in "
+            f"column {column}, which the model lacks{known}. Increase num_segments, or create the "
+            f"file again."
+        )
+
     def _check_counts(self, values: NDArray[np.int32], places: Ints, name: str) -> None:
         """Check that weights or spans (B, S) of rows at these places are not negative."""
         if not values.size or values.view(np.uint32).max() <= _INT32.max:  # as for token ids
@@ -296,13 +314,19 @@ class SampleRows(HDF5Rows):
             raw = np.ascontiguousarray(by_row.swapaxes(0, 1))
         flat = raw.reshape(*raw.shape[:2], math.prod(shape))
         for values, name in zip(flat, self.features, strict=False):
-            if name.endswith((INPUTS, LABELS)):  # of pairs of answers, too
-                self._check_tokens(values, places, name)
-            elif name == POSITIONS:
-                self._check_positions(values, places)
-            elif name.endswith(MASK) or name == SPAN:
-                self._check_counts(values, places, name)
+            self._check_feature(values, places, name)
         return raw
+
+    def _check_feature(self, values: NDArray[np.int32], places: Ints, name: str) -> None:
+        """Check a feature (B, S) of rows at these places."""
+        if name.endswith((INPUTS, LABELS)):  # of pairs of answers, too
+            self._check_tokens(values, places, name)
+        elif name == POSITIONS:
+            self._check_positions(values, places)
+        elif name.endswith(SEGMENTS):
+            self._check_segments(values, places, name)
+        elif name.endswith(MASK) or name in (SPAN, MASKED_WEIGHTS):
+            self._check_counts(values, places, name)
 
     def _blocks(self, places: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
         """Yield the rows of each file, in blocks of neighbours, with their numbers in the batch."""

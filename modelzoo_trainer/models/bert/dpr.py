@@ -169,6 +169,13 @@ class Dpr(nn.Module):
         return min(one.settings.max_position_embeddings for one in self.encoders.values())
 
     @property
+    def num_segments_of_texts(self) -> tuple[int | None, int | None]:
+        """Numbers of segments of questions and of contexts; None = segments are not used."""
+        both = (self.question_encoder, self.ctx_encoder or self.question_encoder)
+        questions, contexts = (one.settings.segments or None for one in both)
+        return questions, contexts
+
+    @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:
         """Groups of parameters with learning rate factors, by name; all 1 without muP."""
         return lr_groups(self.question_encoder.settings)

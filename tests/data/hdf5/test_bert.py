@@ -134,6 +134,23 @@ def test_a_label_or_a_position_that_the_model_lacks_is_named(masked):
         list(loaded.create_dataloader())
 
 
+def test_a_negative_weight_of_a_label_is_named(masked):
+    def negative(labels):
+        labels[3, 2, 1] = -5
+        return labels
+
+    loaded = processor(masked(gathers=True, change=negative))
+    with pytest.raises(ConfigError, match="row 3: masked_lm_mask has -5 in column 1"):
+        list(loaded.create_dataloader())
+
+
+def test_labels_of_the_parts_of_a_mixture_may_have_different_dtypes(masked):
+    wide = masked(change=lambda labels: labels.astype(np.int64), name="b")
+    parts = [{"data_dir": one, "weight": 1} for one in (masked(), wide)]
+    batches = list(processor(mixture=parts, data_dir=None).create_dataloader())
+    assert sum(int((one["labels"] == 30).sum()) for one in batches) == 12
+
+
 def test_arguments_that_cannot_work_are_refused(masked):
     with pytest.raises(ConfigError, match="dataset_map_fn is not supported"):
         processor(masked(), dataset_map_fn=len)

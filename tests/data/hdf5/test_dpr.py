@@ -108,6 +108,14 @@ def negative_mask(data):
     data["data_1"][3, 1, 1, 2] = -1
 
 
+def negative_segment(data):
+    data["data_0"][4, 2, 1] = -1
+
+
+def third_segment(data):
+    data["data_1"][3, 2, 1, 2] = 2
+
+
 def no_contexts(data):
     del data["data_1"]
 
@@ -119,12 +127,23 @@ def no_contexts(data):
         (flat_contexts, r"'data_1' has rows of shape \(3, 5\), expected \(3, contexts, tokens\)"),
         (corpus, "'data_0' is 1-D, .* questions with contexts require samples"),
         (negative_mask, r"'data_1', row 3: ctx_attention_mask has -1"),
+        (negative_segment, r"'data_0', row 4: questions_token_type_ids has segment -1"),
         (no_contexts, "no dataset 'data_1'"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(written, change, facts):
     with pytest.raises(ConfigError, match=facts):
         list(loader(written(change=change)))
+
+
+def test_a_segment_that_the_model_lacks_is_refused(written):
+    rows = loader(written(change=third_segment))
+    settings = {**SIZES, "num_hidden_layers": 1}
+    for num in (0, 3):
+        check_model(rows, Dpr(encoder=settings | {"num_segments": num}))
+    facts = r"'data_1', row 3: ctx_token_type_ids has segment 2 in column 7.*num_segments is 2"
+    with pytest.raises(ConfigError, match=facts):
+        check_model(rows, Dpr(encoder=settings))
 
 
 def test_what_the_model_lacks_is_refused(written):
