@@ -10,6 +10,7 @@ from modelzoo_trainer.config.components import Component, check_keys, check_list
 from modelzoo_trainer.config.device import check_device
 from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
 from modelzoo_trainer.config.loader import read_file, to_yaml
+from modelzoo_trainer.config.model_zoo_root import with_advice, with_root
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.overrides import Override, apply_overrides, changes_of, parse_override
@@ -286,12 +287,12 @@ class _Checking:
         if inner is None:
             return {}
         annotation = OPTIONAL_TEXT if key == "ckpt_path" else OPTIONAL_TEXTS
-        value = check_plain(inner, annotation, self._problems)
+        value = with_root(check_plain(inner, annotation, self._problems))
         if value == "":
             what = "is empty. Write the path of a checkpoint, or null to start without one."
             self._problems.add(inner.node.at, inner.path, what)
         elif key == "ckpt_path" and isinstance(value, str) and self._needs_now(place):
-            for what in self._names.try_checkpoint(value):
+            for what in map(with_advice, self._names.try_checkpoint(value)):
                 lack = Lack("checkpoint", value)
                 self._problems.add_to_run(inner.node.at, inner.path, what, lack)
         return {key: value}

@@ -15,7 +15,7 @@ from modelzoo_trainer.config.arguments import (
     check_value,
     schema_of,
 )
-from modelzoo_trainer.config.model_zoo_root import with_root
+from modelzoo_trainer.config.model_zoo_root import with_advice, with_root
 from modelzoo_trainer.config.names import NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
     Lack,
@@ -80,7 +80,7 @@ class Component:
         Secrets among the arguments are hidden.
         """
         parent, _, name = self.path.rpartition(".")
-        text = hiding(self.arguments)(str(error))
+        text = with_advice(hiding(self.arguments)(str(error)))
         if text.startswith((f"{name}:", f"{name}.", f"{name} ")):
             return f"{parent}.{text}"
         return f"{self.path}: {text}"

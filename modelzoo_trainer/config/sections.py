@@ -19,6 +19,7 @@ from modelzoo_trainer.config.components import (
     check_plain,
     named,
 )
+from modelzoo_trainer.config.model_zoo_root import with_advice
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
     DATA,
@@ -184,7 +185,7 @@ def _try_processor(component: Component, names: Names, place: Place, problems: P
         inner = _named_in(str(error), "", place)
         problems.add((inner or place).key_at, "", component.explain(error))
         return
-    for what in lacks:
+    for what in map(with_advice, lacks):
         inner = _named_in(what, "", place)
         lack = Lack(DATA, what.partition(". ")[0])
         problems.add_to_run((inner or place).key_at, component.path, what, lack)

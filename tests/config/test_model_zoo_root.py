@@ -62,4 +62,33 @@ def test_nothing_else_is_a_variable(monkeypatch):
     monkeypatch.setenv("MODELZOO_ROOT", "/zoo")
     assert with_root("$MODELZOO_ROOT/a") == "/zoo/a"
     for value in ("$HOME/a", "a/$MODELZOO_ROOT/b", "$MODELZOO_ROOTS/a", 3, None, ["$x"]):
-        assert with_root(value) is value
+        assert with_root(value) == value
+
+
+def test_paths_in_lists_and_mappings_and_both_forms_of_the_variable(monkeypatch):
+    given = {"mixture": [{"data_dir": ["${MODELZOO_ROOT}/a", "b"]}, "$MODELZOO_ROOT"]}
+    assert with_root(given) == given
+    monkeypatch.setenv("MODELZOO_ROOT", "/zoo")
+    assert with_root(given) == {"mixture": [{"data_dir": ["/zoo/a", "b"]}, "/zoo"]}
+
+
+@pytest.mark.parametrize("value", ["$MODELZOO_ROOT/data", "['${MODELZOO_ROOT}/data']"])
+def test_any_missing_path_under_it_names_the_variable(params, capsys, value):
+    written = f"{params.parent}/data"
+    params.write_text(params.read_text().replace(f"data_dir: {written}", f"data_dir: {value}"))
+    assert main(["check", str(params)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    line, *_ = [one for one in lines if "data_dir '$" in one and "does not exist" in one]
+    assert "environment variable MODELZOO_ROOT" in line
+    assert main(["fit", str(params)]) == 2
+    assert "environment variable MODELZOO_ROOT" in capsys.readouterr().err
+
+
+def test_a_checkpoint_may_lie_under_it(params, monkeypatch, capsys):
+    params.write_text(f"{params.read_text()}    ckpt_path: $MODELZOO_ROOT/checkpoint_9\n")
+    assert main(["check", str(params)]) == 0
+    assert "environment variable MODELZOO_ROOT, which" in capsys.readouterr().out
+    monkeypatch.setenv("MODELZOO_ROOT", str(params.parent / "zoo"))
+    main(["check", str(params)])
+    output = capsys.readouterr().out
+    assert f"checkpoint '{params.parent}/zoo/checkpoint_9' does not exist" in output
