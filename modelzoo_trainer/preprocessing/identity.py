@@ -42,23 +42,29 @@ def identity_of(settings: Settings, work: UnitWork, inputs: str) -> dict[str, st
 def _tokenizer(tokenizer: Tokenizer, settings: Settings) -> list[Any]:
     """Return what a tokenizer does, as far as it is known: its content, or its files."""
     to_text: Callable[[], str] | None = getattr(tokenizer.engine, "to_str", None)
-    given = settings.processing.tokenizer_params or {}
-    content: Any = [_bytes(value) for _, value in sorted(given.items())]
     if to_text is not None:
-        content = to_text()
+        content: Any = to_text()
+    else:
+        given = settings.processing.tokenizer_params or {}
+        content = [_content(value) for _, value in sorted(given.items())]
     known = [tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size, dict(tokenizer.tokens)]
     return [content, *known, tokenizer.template]
 
 
-def _bytes(value: Any) -> str | None:
+def _content(value: Any) -> str | None:
     """Return a digest of the file, or of the files directly in the folder, that a value names."""
     if not isinstance(value, str) or not value:
         return None
     path = Path(value).expanduser()
     if path.is_dir():
         names = sorted(one for one in path.iterdir() if one.is_file())
-        return digest_of([[one.name, one.stat().st_size, one.stat().st_mtime_ns] for one in names])
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        return digest_of([[one.name, _file_digest(one)] for one in names])
+    return _file_digest(path) if path.is_file() else None
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _source(made: Any) -> str | None:
@@ -69,4 +75,4 @@ def _source(made: Any) -> str | None:
     path = getattr(module, "__file__", None)
     if path is None or name.partition(".")[0] in ("modelzoo_trainer", "tokenizers"):
         return None
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return _file_digest(Path(path))

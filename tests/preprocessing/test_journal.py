@@ -140,6 +140,44 @@ def test_changed_files_of_the_tokenizer_are_refused(source, monkeypatch) -> None
     run(source, processing="write_chunk_size: 1")
 
 
+class FromFolder:
+    """A user's tokenizer with files in a folder."""
+
+    eos_token_id, pad_token_id, vocab_size, eos_token = 0, None, 128, "\0"
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+
+    def encode(self, text):
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+def test_files_of_a_users_tokenizer_are_compared_by_content(source, monkeypatch) -> None:
+    folder = source / "own"
+    folder.mkdir()
+    (folder / "words.txt").write_text("a", encoding="utf-8")
+    settings = settings_for(source, processing="write_chunk_size: 1")
+    processing = replace(
+        settings.processing,
+        huggingface_tokenizer=None,
+        custom_tokenizer=f"{__name__}:FromFolder",
+        tokenizer_params={"folder": str(folder)},
+    )
+    settings = replace(settings, processing=processing)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 6)
+        with pytest.raises(Interrupted):
+            preprocess(settings, save_s=0)
+    (folder / "words.txt").write_text("b", encoding="utf-8")
+    with pytest.raises(ConfigError, match="files of the tokenizer"):
+        preprocess(settings, save_s=0)
+    (folder / "words.txt").write_text("a", encoding="utf-8")
+    preprocess(settings, save_s=0)  # although the file is newer
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [(INCOMPLETE, b"{"), (INCOMPLETE, b"[]"), (journal.STATE, b"PK\3\4")],
