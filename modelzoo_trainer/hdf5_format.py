@@ -30,3 +30,4 @@ DPO_FEATURES: Final = tuple(
 )
 """The same for pairs of answers."""
 IGNORED_LABEL: Final = -100
+"""A label that counts in no loss."""

@@ -4,16 +4,15 @@ Dimension letters: B batch, T positions, V vocabulary size.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-LossScaling = Literal["num_tokens", "batch_size"]
+from modelzoo_trainer.hdf5_format import IGNORED_LABEL
 
-IGNORED_LABEL: Final = -100
-"""A label that does not count."""
+LossScaling = Literal["num_tokens", "batch_size"]
 
 
 def language_loss(
@@ -64,6 +63,18 @@ def token_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0
         label_smoothing=label_smoothing,
     )
     return losses.view(labels.shape)
+
+
+def label_weights(batch: Mapping[str, Tensor], key: str) -> Tensor:
+    """Return the weight of each label, 0 where it is -100.
+
+    `key`: that of the weights in the batch; without it, they are 1.
+
+    Shapes:
+        Returns: as `labels` of the batch, float32.
+    """
+    counts = (batch["labels"] != IGNORED_LABEL).float()
+    return counts * batch[key] if key in batch else counts
 
 
 def token_accuracy(logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -65,6 +65,24 @@ def visible_keys(
     return visible
 
 
+def unpadded_keys(input_ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Return which keys are seen by all queries of their row: those that are no padding.
+
+    In a row that is all padding, everything is visible: attention over nothing would be NaN.
+
+    `mask`: 0 for padding; None = there is none.
+
+    Shapes:
+        input_ids, mask: (B, T). Returns: (B, 1, 1, T), or (1, 1, 1, T) without a mask; bool.
+    """
+    if mask is None:
+        size = (1, 1, 1, input_ids.shape[1])
+        return torch.ones(size, dtype=torch.bool, device=input_ids.device)
+    visible = mask != 0
+    visible = visible | ~visible.any(dim=-1, keepdim=True)
+    return visible[:, None, None]
+
+
 def merge_bias(
     bias: Tensor | None, visible: Tensor | None, length: int, device: torch.device
 ) -> Tensor | None:

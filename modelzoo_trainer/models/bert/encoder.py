@@ -21,7 +21,13 @@ from modelzoo_trainer.models.context import Context, in_score_dtype, make_positi
 from modelzoo_trainer.models.decoder_layers import reset_plain
 from modelzoo_trainer.models.feed_forward import FeedForward, activation_of
 from modelzoo_trainer.models.initializers import Initializer
-from modelzoo_trainer.models.masks import POSITIONS_KEY, SPAN_KEY, check_batch, merge_bias
+from modelzoo_trainer.models.masks import (
+    POSITIONS_KEY,
+    SPAN_KEY,
+    check_batch,
+    merge_bias,
+    unpadded_keys,
+)
 from modelzoo_trainer.models.position_bias import (
     AlibiBias,
     BidirectionalRelativeBias,
@@ -254,10 +260,7 @@ def _without(token: int, hidden: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _visible(batch: Mapping[str, Tensor]) -> Tensor:
-    """Return which keys each query sees, as `attend` takes it.
-
-    In a row that is all padding, everything is visible: attention over nothing would be NaN.
-    """
+    """Return which keys each query sees, as `attend` takes it."""
     input_ids = batch["input_ids"]
     spans = batch.get(SPAN_KEY)
     if spans is not None:
@@ -265,13 +268,7 @@ def _visible(batch: Mapping[str, Tensor]) -> Tensor:
         distances = (positions[:, None] - positions)[None]
         is_near = (distances <= spans[:, None]) & (-distances <= batch[POSITIONS_KEY][:, None])
         return is_near[:, None]
-    mask = batch.get("attention_mask")
-    if mask is None:
-        size = (1, 1, 1, input_ids.shape[1])
-        return torch.ones(size, dtype=torch.bool, device=input_ids.device)
-    visible = mask != 0
-    visible = visible | ~visible.any(dim=-1, keepdim=True)
-    return visible[:, None, None]
+    return unpadded_keys(input_ids, batch.get("attention_mask"))
 
 
 def draw_weight(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:

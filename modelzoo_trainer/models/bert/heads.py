@@ -8,18 +8,18 @@ from functools import partial
 from typing import Final
 
 from torch import Tensor, nn
-from torch.nn import functional
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import IGNORED_LABEL
 from modelzoo_trainer.models.bert.encoder import Encoder, Step, draw_weight
 from modelzoo_trainer.models.bert.engines import encoder_tensor_plan, lr_groups
 from modelzoo_trainer.models.bert.engines import published_name as name_in_pretraining
 from modelzoo_trainer.models.bert.settings import EncoderSettings
 from modelzoo_trainer.models.initializers import normal
+from modelzoo_trainer.models.language_loss import token_losses
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup
 
-IGNORED_LABEL: Final = -100
 _STD: Final = 0.02  # of the initial weights of the classifier
 
 
@@ -106,13 +106,7 @@ def weighted_losses(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     Shapes:
         logits: (B, P, classes). labels, weights: (B, P). Returns: (), float32.
     """
-    losses = functional.cross_entropy(
-        logits.flatten(0, 1).float(),
-        labels.flatten().long(),
-        ignore_index=IGNORED_LABEL,
-        reduction="none",
-    )
-    return (losses * weights.flatten().float()).sum()
+    return (token_losses(logits, labels) * weights.float()).sum()
 
 
 def weighted_accuracy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,11 +18,12 @@ from typing_extensions import override
 
 from modelzoo_trainer.constraints import FiniteFloat, Fraction, NonNegativeSize, Size, checked
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import IGNORED_LABEL
 from modelzoo_trainer.models.bert.encoder import Encoder, Step, draw_weight
 from modelzoo_trainer.models.bert.engines import encoder_tensor_plan, lr_groups, published_name
 from modelzoo_trainer.models.bert.settings import EncoderSettings
 from modelzoo_trainer.models.feed_forward import Nonlinearity, activation_of
-from modelzoo_trainer.models.language_loss import IGNORED_LABEL, token_losses
+from modelzoo_trainer.models.language_loss import label_weights, token_losses
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup, logits_scale
 
 POSITIONS = "masked_lm_positions"
@@ -166,7 +167,7 @@ class Bert(BertSettings, nn.Module):
         """
         self._check_batch(batch)
         hidden = self.encoder(batch)
-        labels, weights = batch["labels"], label_weights(batch)
+        labels, weights = batch["labels"], label_weights(batch, _WEIGHTS)
         logits = self._score(hidden, batch.get(POSITIONS))
         smoothing = self.label_smoothing if self.training else 0.0
         losses = token_losses(logits, labels, label_smoothing=smoothing)
@@ -200,7 +201,7 @@ class Bert(BertSettings, nn.Module):
         """Return the metrics that `ModelEvalMetrics` averages over labels, with their weights."""
         if "mlm_loss" not in outputs:
             return {}
-        num_labels = label_weights(batch).sum()
+        num_labels = label_weights(batch, _WEIGHTS).sum()
         loss = outputs["mlm_loss"]
         return {
             "accuracy_masked_lm": (outputs["accuracy_masked_lm"], num_labels, None),
@@ -247,13 +248,3 @@ def num_sequences(batch: Mapping[str, Tensor]) -> Tensor | int:
     if mask is None:
         return batch["input_ids"].shape[0]
     return (mask != 0).any(dim=-1).sum(dtype=torch.float32).clamp(min=1)
-
-
-def label_weights(batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight of each label, 0 where it does not count.
-
-    Shapes:
-        Returns: as `labels` of the batch, float32.
-    """
-    counts = (batch["labels"] != IGNORED_LABEL).float()
-    return counts * batch[_WEIGHTS] if _WEIGHTS in batch else counts

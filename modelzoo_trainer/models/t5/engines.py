@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from modelzoo_trainer.models.feed_forward import GATED
+from modelzoo_trainer.models.published_names import renamed
 from modelzoo_trainer.models.t5.layers import Stack
 
 _LAYER: Final = r"(encoder|decoder)\.layers\.(\d+)\."
@@ -45,11 +45,7 @@ def published_name(name: str) -> str | None:
 
     `name`: as of `named_parameters()`.
     """
-    for pattern, published in _NAMES.items():
-        found = re.match(pattern, name)
-        if found is not None:
-            return f"model.{found.expand(published)}{name[found.end() :]}"
-    return None
+    return renamed(name, _NAMES)
 
 
 def stack_tensor_plan(stack: Stack, name: str) -> dict[str, str]:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.language_loss import IGNORED_LABEL, token_losses
+from modelzoo_trainer.models.language_loss import label_weights, token_losses
+from modelzoo_trainer.models.masks import unpadded_keys
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup
 from modelzoo_trainer.models.t5.engines import published_name, stack_tensor_plan
 from modelzoo_trainer.models.t5.layers import Stack, Step, draw
@@ -130,14 +131,14 @@ class T5(T5Settings, nn.Module):
                 shapes that do not fit each other.
         """
         self._check_batch(batch)
-        visible = _visible(batch)
+        visible = unpadded_keys(batch["input_ids"], batch.get(_SOURCE_MASK))
         sources = self.encoder(self.token_embeddings(batch["input_ids"]), visible)
         embedded = self._of_targets(batch["decoder_input_ids"])
         hidden = self.decoder(embedded, None, sources, visible)
         if self._logits_scale != 1:
             hidden = hidden * self._logits_scale
         logits = self.lm_head(hidden)
-        labels, weights = batch["labels"], label_weights(batch)
+        labels, weights = batch["labels"], label_weights(batch, _TARGET_MASK)
         smoothing = self.label_smoothing if self.training else 0.0
         losses = token_losses(logits, labels, label_smoothing=smoothing)
         loss, num_items = self._reduced(losses, weights, batch.get(_WEIGHT))
@@ -155,7 +156,7 @@ class T5(T5Settings, nn.Module):
         """Return the metrics that `ModelEvalMetrics` averages over labels, with their weights."""
         if "lm_loss" not in outputs:
             return {}
-        num_labels, loss = label_weights(batch).sum(), outputs["lm_loss"]
+        num_labels, loss = label_weights(batch, _TARGET_MASK).sum(), outputs["lm_loss"]
         return {
             "accuracy_lm": (outputs["accuracy_lm"], num_labels, None),
             "lm_loss": (loss, num_labels, None),
@@ -231,26 +232,3 @@ class T5(T5Settings, nn.Module):
                 "processor to have it.",
                 self.lm_loss_weight,
             )
-
-
-def label_weights(batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight of each label, 0 where it does not count.
-
-    Shapes:
-        Returns: as `labels` of the batch, float32.
-    """
-    counts = (batch["labels"] != IGNORED_LABEL).float()
-    return counts * batch[_TARGET_MASK] if _TARGET_MASK in batch else counts
-
-
-def _visible(batch: Mapping[str, Tensor]) -> Tensor:
-    """Return which tokens of the input are seen, (B or 1, 1, 1, S).
-
-    In a row that is all padding, everything is visible: attention over nothing would be NaN.
-    """
-    ids, mask = batch["input_ids"], batch.get(_SOURCE_MASK)
-    if mask is None:
-        return torch.ones((1, 1, 1, ids.shape[1]), dtype=torch.bool, device=ids.device)
-    visible = mask != 0
-    visible = visible | ~visible.any(dim=-1, keepdim=True)
-    return visible[:, None, None]
