@@ -183,7 +183,7 @@ def test_heads_may_share_one_key_and_one_value() -> None:
 
 
 def test_freeze_takes_own_and_published_names() -> None:
-    model = make(freeze=["^vit_model"])
+    model = make(freeze=["^vit_model"], layerscale_value=0.5)
     assert [n for n, p in model.named_parameters() if p.requires_grad] == ["head.weight"]
     model = make(freeze=[r"layers\.1$"])
     assert {n.split(".")[2] for n, p in model.named_parameters() if not p.requires_grad} == {"1"}
@@ -267,7 +267,9 @@ def test_other_batches_are_refused(batch: Any, facts: str) -> None:
 
 
 def test_every_parameter_has_an_initial_value_and_a_published_name() -> None:
-    model = make(use_encoder_pooler_layer=True, use_post_embed_layer_norm=True)
+    model = make(
+        use_encoder_pooler_layer=True, use_post_embed_layer_norm=True, layerscale_value=0.5
+    )
     for name, param in model.named_parameters():
         assert param.any() or name.endswith("bias"), name
         assert published_name(name) is not None, name
