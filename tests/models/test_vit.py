@@ -153,8 +153,12 @@ def test_stochastic_depth_keeps_the_mean() -> None:
     whole = StochasticDepth(0.5, by_row=False)
     assert all(len(whole(torch.ones(9, 2, 3)).unique()) == 1 for _ in range(9))
     assert torch.equal(drop.eval()(torch.ones(9, 2, 3)), torch.ones(9, 2, 3))
+    assert torch.equal(StochasticDepth(0.0, by_row=True)(found), found)
     linear = make(num_hidden_layers=3, stochastic_depth_drop_prob=0.2)
     assert linear.drop_rates == pytest.approx([0, 0.1, 0.2])
+    rates = [1 - layer.drop_path.keep.item() for layer in linear.encoder.layers]
+    assert rates == pytest.approx([0, 0.1, 0.2])
+    assert "drop_path" not in "".join(linear.state_dict())
     constant = make(stochastic_depth_drop_prob=0.2, stochastic_depth_drop_prob_schedule="constant")
     assert constant.drop_rates == [0.2, 0.2]
 
@@ -203,6 +207,7 @@ def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(ca
     torch.manual_seed(7)
     built.reset_parameters()
     assert all(map(torch.equal, moved.state_dict().values(), built.state_dict().values()))
+    assert all(map(torch.equal, moved.buffers(), built.buffers()))
 
 
 def results(model: Vit) -> list[torch.Tensor]:
