@@ -121,9 +121,10 @@ class ClassImages(BatchDataset):
 class ImageNet1KProcessor(StreamProcessor):
     """Load batches of images and their classes from a folder for each class.
 
-    Images are `data_dir/split/CLASS/IMAGE`; label i is the i-th class by name. Random transforms
-    only depend on `shuffle_seed`, the epoch and the image: not on workers, processes, the batch
-    size of a worker, or where a run was resumed.
+    Images are `data_dir/split/CLASS/IMAGE`; label i is the i-th class of `train` by name, for both
+    splits; without that folder, of the split itself. Random transforms only depend on
+    `shuffle_seed`, the epoch and the image: not on workers, processes, the batch size of a worker,
+    or where a run was resumed.
 
     Args:
         data_dir: The folder above `train` and `val`.
@@ -244,8 +245,8 @@ def check_classes(files: ImageFiles, num: int, what: str) -> None:
     """
     if len(files.classes) > num:
         raise ConfigError(
-            f"{what}, but {files.folder} has {len(files.classes)} folders of classes. Increase "
-            f"num_classes, or remove folders that are no classes."
+            f"{what}, but the labels of {files.folder} are those of {len(files.classes)} folders "
+            f"of classes. Increase num_classes, or remove folders that are no classes."
         )
 
 
