@@ -167,13 +167,23 @@ def _at_least(image: Any, height: int, width: int) -> Any:
     return whole
 
 
+def _with_border(image: Any, rows: int, columns: int) -> Any:
+    """Return an image with black rows above and below, and columns on the left and the right."""
+    if not rows and not columns:
+        return image
+    whole = pillow().new("RGB", (image.width + 2 * columns, image.height + 2 * rows))
+    whole.paste(image, (columns, rows))
+    return whole
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomCrop(Transform):
     """Cut out a random part.
 
     Args:
         size: Height and width, or one number for both.
-        pad_if_needed: Whether a smaller image gets a black border; otherwise it is refused.
+        pad_if_needed: Whether an image that is smaller by n pixels gets a black border of n pixels
+            on both sides, as in torchvision; otherwise it is refused.
     """
 
     draws: ClassVar[bool] = True
@@ -184,7 +194,7 @@ class RandomCrop(Transform):
         """Return the part."""
         height, width = hw_of(self.size)
         if self.pad_if_needed:
-            image = _at_least(image, height, width)
+            image = _with_border(image, max(height - image.height, 0), max(width - image.width, 0))
         if image.width < width or image.height < height:
             raise ConfigError(
                 f"random_crop needs an image of {height} x {width}, got {image.height} x "

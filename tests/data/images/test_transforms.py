@@ -54,9 +54,24 @@ def test_crops_have_the_centre_or_a_random_part() -> None:
     assert cuts == {
         PIXELS[top : top + 11, left : left + 7].tobytes() for top in (0, 1) for left in (0, 1)
     }
-    assert apply("random_crop", size=20, pad_if_needed=True).shape == (20, 20, 3)
     with pytest.raises(ConfigError, match=r"20 x 20, got 12 x 8.*pad_if_needed: true"):
         apply("random_crop", size=20)
+
+
+@pytest.mark.parametrize("size", [(14, 9), (14, 6), (10, 9)])
+def test_random_crop_pads_both_sides_by_what_lacks(size: tuple[int, int]) -> None:
+    height, width = size
+    rows, columns = max(height - 12, 0), max(width - 8, 0)
+    whole = np.pad(PIXELS, ((rows, rows), (columns, columns), (0, 0)))
+    expected = {
+        whole[top : top + height, left : left + width].tobytes()
+        for top in range(whole.shape[0] - height + 1)
+        for left in range(whole.shape[1] - width + 1)
+    }
+    found = {
+        apply("random_crop", seed, size=size, pad_if_needed=True).tobytes() for seed in range(60)
+    }
+    assert found == expected
 
 
 def test_random_resized_crop_has_areas_and_ratios_of_the_ranges() -> None:
