@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Le, MaxLen, MinLen, Predicate
 
@@ -54,9 +54,6 @@ _TRIES: Final = 10  # of random_resized_crop, as in torchvision
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transform:
     """A transform of images; by default one that changes no sizes."""
-
-    draws: ClassVar[bool] = False
-    """Whether it is random."""
 
     def __call__(self, image: Any, draw: random.Random) -> Any:
         """Return the changed image."""
@@ -186,7 +183,6 @@ class RandomCrop(Transform):
             on both sides, as in torchvision; otherwise it is refused.
     """
 
-    draws: ClassVar[bool] = True
     size: SizeSetting
     pad_if_needed: Flag = False
 
@@ -224,7 +220,6 @@ class RandomResizedCrop(Transform):
         antialias: No effect: images are always antialiased.
     """
 
-    draws: ClassVar[bool] = True
     size: SizeSetting
     scale: Range = (0.08, 1.0)  # type: ignore[assignment]  # not changeable
     ratio: Range = (3 / 4, 4 / 3)  # type: ignore[assignment]
@@ -266,7 +261,6 @@ class RandomHorizontalFlip(Transform):
         p: Probability.
     """
 
-    draws: ClassVar[bool] = True
     p: Probability = 0.5
 
     def __call__(self, image: Any, draw: random.Random) -> Any:
@@ -284,7 +278,6 @@ class RandomVerticalFlip(Transform):
         p: Probability.
     """
 
-    draws: ClassVar[bool] = True
     p: Probability = 0.5
 
     def __call__(self, image: Any, draw: random.Random) -> Any:
@@ -302,7 +295,6 @@ class RandomGrayscale(Transform):
         p: Probability.
     """
 
-    draws: ClassVar[bool] = True
     p: Probability = 0.1
 
     def __call__(self, image: Any, draw: random.Random) -> Any:
@@ -392,11 +384,6 @@ class Pipeline:
 
     images: tuple[Transform, ...]
     numbers: tuple[Normalize, ...]
-
-    @property
-    def draws(self) -> bool:
-        """Whether one is random."""
-        return any(one.draws for one in self.images)
 
     @property
     def size(self) -> Hw | None:

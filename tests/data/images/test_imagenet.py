@@ -172,10 +172,13 @@ def test_what_has_no_effect_is_said_once(folder, caplog, monkeypatch) -> None:
     monkeypatch.setattr(stream_processor, "_SAID", set())
     caplog.set_level(logging.INFO, "modelzoo_trainer.data")
     data = folder(1, 4)
+    given = ("mixup_alpha", "mixed_precision", "fp16_type")
+    make(data, cutmix_alpha=0, mixed_precision=False)
     for _ in range(2):
-        make(data, mixup_alpha=0.1, use_worker_cache=True, noaugment=True)
-    for name in ("mixup_alpha", "use_worker_cache", "transforms"):
+        make(data, **dict.fromkeys(given, 0.1), use_worker_cache=True, noaugment=True)
+    for name in (*given, "use_worker_cache", "transforms"):
         assert caplog.text.count(f"ImageNet1KProcessor.{name} has no effect") == 1
+    assert "cutmix_alpha" not in caplog.text
 
 
 @pytest.mark.parametrize(
