@@ -39,11 +39,11 @@ def _is_range(values: list[float]) -> bool:
 
 
 Range = Annotated[
-    list[FinitePositiveFloat],
+    list[Annotated[float, Ge(1e-9), Le(1e9)]],  # products with areas of images stay finite
     MinLen(2),
     MaxLen(2),
     Predicate(_is_range),
-    "a list of two numbers > 0, the smaller one first",
+    "a list of two numbers from 1e-9 to 1e9, the smaller one first",
 ]
 Channels = Annotated[list[NonNegativeFloat], MinLen(3), MaxLen(3)]
 Deviations = Annotated[list[FinitePositiveFloat], MinLen(3), MaxLen(3)]

@@ -91,6 +91,9 @@ def test_random_resized_crop_has_areas_and_ratios_of_the_ranges() -> None:
     assert whole.part(60, 80, draw) == (0, 10, 60, 60)
     inside = made("random_resized_crop", size=4, scale=[9.0, 9.0], ratio=[0.5, 2.0])
     assert inside.part(80, 60, draw) == (0, 0, 80, 60)
+    extreme = [1e-9, 1e9]
+    part = made("random_resized_crop", size=4, scale=extreme, ratio=extreme).part(9000, 9000, draw)
+    assert all(0 <= one <= 9000 for one in part)
 
 
 def test_flips_and_grey_values_have_their_probability() -> None:
@@ -129,6 +132,8 @@ def test_expand_to_square_adds_a_border() -> None:
         ([{"name": "resize", "size": [3, 4], "max_size": 9}], r"transforms\[0\].*max_size.*9"),
         ([{"name": "resize", "size": 3, "interpolation": "x"}], "interpolation.*'x'"),
         ([{"name": "random_resized_crop", "size": 3, "scale": [1.0, 0.5]}], "scale.*smaller"),
+        ([{"name": "random_resized_crop", "size": 3, "scale": [1e307, 1e308]}], r"scale.*1e\+307"),
+        ([{"name": "random_resized_crop", "size": 3, "ratio": [1e-320, 1.0]}], "ratio.*1e-320"),
         ([{"name": "random_horizontal_flip", "p": 1.5}], r"transforms\[0\]\.p.*1\.5"),
         ([], "to_tensor.*0 times"),
         ([{"name": "to_tensor"}], "to_tensor.*2 times"),
