@@ -1,4 +1,8 @@
-"""Data for published dataloaders, scaled down: bytes of the text of Python's standard library."""
+"""Data for published dataloaders, scaled down.
+
+Tokens are bytes of the text of Python's standard library; images are generated: stripes in a colour
+of the class, with noise.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | seed | 1 where there is none |
 | sparsity | updates every 4 steps |
 | workers of dataloaders | none: starting them takes longer than the run |
-| images | as in `published_images.py` |
-| data | the text of Python's standard library |
+| data | the text of Python's standard library; for models of images, generated stripes with noise |
+| sizes of images | as in `published_images.py` |
 """
 
 from __future__ import annotations

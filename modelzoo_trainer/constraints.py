@@ -26,7 +26,7 @@ from typing import (
     get_origin,
 )
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen, Predicate
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen, Predicate
 from typing_extensions import dataclass_transform
 
 from modelzoo_trainer.errors import ConfigError, suggest
@@ -55,6 +55,8 @@ Share = Annotated[float, Gt(0), Lt(1)]
 Size = Annotated[int, Gt(0), _OR_NUMPY]
 """Size of a model or its data, which a program may take from an array."""
 NonNegativeSize = Annotated[int, Ge(0), _OR_NUMPY]
+HeightAndWidth = Annotated[list[Size], MinLen(2), MaxLen(2)]
+"""Of an image or a patch, in pixels."""
 Progress = Literal["bar", "lines", "none"]
 Seed = Annotated[int, Ge(0), Lt(2**32), _OR_NUMPY]
 Steps = Annotated[int, Gt(0), _OR_FLOAT]

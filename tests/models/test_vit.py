@@ -153,8 +153,12 @@ def test_stochastic_depth_keeps_the_mean() -> None:
     whole = StochasticDepth(0.5, by_row=False)
     assert all(len(whole(torch.ones(9, 2, 3)).unique()) == 1 for _ in range(9))
     assert torch.equal(drop.eval()(torch.ones(9, 2, 3)), torch.ones(9, 2, 3))
+    assert torch.equal(StochasticDepth(0.0, by_row=True)(found), found)
     linear = make(num_hidden_layers=3, stochastic_depth_drop_prob=0.2)
     assert linear.drop_rates == pytest.approx([0, 0.1, 0.2])
+    rates = [1 - layer.drop_path.keep.item() for layer in linear.encoder.layers]
+    assert rates == pytest.approx([0, 0.1, 0.2])
+    assert "drop_path" not in "".join(linear.state_dict())
     constant = make(stochastic_depth_drop_prob=0.2, stochastic_depth_drop_prob_schedule="constant")
     assert constant.drop_rates == [0.2, 0.2]
 
@@ -183,7 +187,7 @@ def test_heads_may_share_one_key_and_one_value() -> None:
 
 
 def test_freeze_takes_own_and_published_names() -> None:
-    model = make(freeze=["^vit_model"])
+    model = make(freeze=["^vit_model"], layerscale_value=0.5)
     assert [n for n, p in model.named_parameters() if p.requires_grad] == ["head.weight"]
     model = make(freeze=[r"layers\.1$"])
     assert {n.split(".")[2] for n, p in model.named_parameters() if not p.requires_grad} == {"1"}
@@ -203,6 +207,7 @@ def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(ca
     torch.manual_seed(7)
     built.reset_parameters()
     assert all(map(torch.equal, moved.state_dict().values(), built.state_dict().values()))
+    assert all(map(torch.equal, moved.buffers(), built.buffers()))
 
 
 def results(model: Vit) -> list[torch.Tensor]:
@@ -267,7 +272,9 @@ def test_other_batches_are_refused(batch: Any, facts: str) -> None:
 
 
 def test_every_parameter_has_an_initial_value_and_a_published_name() -> None:
-    model = make(use_encoder_pooler_layer=True, use_post_embed_layer_norm=True)
+    model = make(
+        use_encoder_pooler_layer=True, use_post_embed_layer_norm=True, layerscale_value=0.5
+    )
     for name, param in model.named_parameters():
         assert param.any() or name.endswith("bias"), name
         assert published_name(name) is not None, name

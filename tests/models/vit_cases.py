@@ -31,6 +31,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "use_post_embed_layer_norm": True,
     },
     "dino": {"layerscale_value": 0.5, "use_dinov2_classifier": True, "use_bias_in_output": True},
+    "stochastic depth": {"stochastic_depth_drop_prob": 0.5, "stochastic_depth_mode": "row"},
 }
 
 

@@ -43,7 +43,8 @@ def read_rgb(path: str) -> Any:
     (EXIF), have no effect, as in torchvision.
 
     Raises:
-        ConfigError: With the path, if it is not an image, damaged, or of another mode.
+        ConfigError: With the path, if it is not an image, damaged, of another mode, or has more
+            pixels than Pillow's limit.
     """
     module = pillow()
     try:
@@ -60,6 +61,11 @@ def read_rgb(path: str) -> Any:
     except PermissionError as error:
         raise ConfigError(
             f"{path}: the image cannot be read: this user lacks permission. Change it."
+        ) from error
+    except (module.DecompressionBombError, module.DecompressionBombWarning) as error:
+        num, _, _ = str(error).partition(",")
+        raise ConfigError(
+            f"{path}: the image is too large for Pillow ({num}). Shrink it, or remove it."
         ) from error
     except Exception as error:  # the library has no type of its own for a damaged file
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,7 @@ class ImageFiles:
 
     Args:
         folder: Of the classes.
-        classes: Names of their folders, sorted; label i is class i.
+        classes: Names of the folders of `train`, else of this one, sorted; label i is class i.
         names: All names after each other, UTF-8, relative to the folder, `/` between folders.
         ends: Where each name ends in `names`, in bytes.
         labels: The class of each image.
@@ -75,34 +75,37 @@ def missing_folder(data_dir: str, split: str) -> list[str]:
 def find_images(data_dir: str, split: str) -> ImageFiles:
     """Return the images in `data_dir/split/CLASS`, and in folders inside it, sorted by name.
 
+    Classes are numbered by the folders of `train`, if it exists, for all splits. Names that begin
+    with a dot are left out.
+
     Raises:
-        ConfigError: If a folder is missing or cannot be listed, or a class has no image.
+        ConfigError: If a folder is missing, cannot be listed or contains itself by a link, or a
+            class has no image or is none of `train`.
     """
     if problems := missing_folder(data_dir, split):
         raise ConfigError(problems[0])
-    folder = os.path.join(os.path.expanduser(data_dir), split)
-    try:
-        with os.scandir(folder) as entries:
-            classes = sorted(one.name for one in entries if one.is_dir())
-    except OSError as error:
-        raise ConfigError(f"data_dir {folder!r} cannot be listed: {reason_of(error)}.") from error
-    if not classes:
-        raise ConfigError(
-            f"data_dir {folder!r} has no folder, but each class requires one with its images. Give "
-            f"the folder above train and val."
-        )
+    above = os.path.expanduser(data_dir)
+    folder, train = os.path.join(above, split), os.path.join(above, "train")
+    found = classes = _classes(folder)
+    if split != "train" and os.path.isdir(train):
+        classes = _classes(train)
+        if lacking := sorted({*found} - {*classes}):
+            raise ConfigError(
+                f"{os.path.join(folder, lacking[0])}: {len(lacking)} of {len(found)} classes have "
+                f"no folder in {train!r}, which gives classes their labels. Use the same names."
+            )
     names: list[bytes] = []
-    counts = []
+    counts = dict.fromkeys(classes, 0)
     others: list[str] = []
-    for name in classes:
-        found = [os.fsencode(one) for one in _images(folder, name, others)]
-        if not found:
+    for name in found:
+        images = [os.fsencode(one) for one in _images(folder, (name,), others)]
+        if not images:
             raise ConfigError(
                 f"{os.path.join(folder, name)}: a class without an image. Remove the folder, or "
                 f"add images ({', '.join(ENDINGS)})."
             )
-        names += found
-        counts.append(len(found))
+        names += images
+        counts[name] = len(images)
     if others:
         say_once(
             f"data_dir {folder!r}: {len(others)} files are left out, as their names do not end as "
@@ -113,26 +116,62 @@ def find_images(data_dir: str, split: str) -> ImageFiles:
         tuple(classes),
         b"".join(names),
         np.cumsum([len(one) for one in names], dtype=np.int64),
-        np.repeat(np.arange(len(classes), dtype=np.int32), counts),
+        np.repeat(np.arange(len(classes), dtype=np.int32), list(counts.values())),
     )
 
 
-def _images(folder: str, name: str, others: list[str]) -> Iterator[str]:
-    """Yield the names of the images of a class; those of other files are added to `others`."""
-    top = os.path.join(folder, name)
-    for place, inside, files in os.walk(top, onerror=_cannot_list, followlinks=True):
-        inside.sort()
-        relative = [name, *_parts(os.path.relpath(place, top))]
-        for file in sorted(files):
-            if file.lower().endswith(ENDINGS):
-                yield "/".join([*relative, file])
-            elif not file.startswith("."):
-                others.append("/".join([*relative, file]))
+def _classes(folder: str) -> list[str]:
+    """Return the names of the classes of a split, sorted."""
+    classes, _ = _entries(folder)
+    if not classes:
+        raise ConfigError(
+            f"data_dir {folder!r} has no folder, but each class requires one with its images. Give "
+            f"the folder above train and val."
+        )
+    return classes
 
 
-def _parts(relative: str) -> Sequence[str]:
-    return () if relative == os.curdir else relative.split(os.sep)
+def _images(
+    folder: str,
+    parts: tuple[str, ...],
+    others: list[str],
+    above: frozenset[tuple[int, int]] = frozenset(),
+) -> Iterator[str]:
+    """Yield the names of the images in a folder of a class; those of other files are added.
+
+    Args:
+        folder: Of the split.
+        parts: The names of the folders below it, down to this one.
+        others: The names of other files.
+        above: Device and inode of the folders above.
+    """
+    place = os.path.join(folder, *parts)
+    inside, files = _entries(place)
+    status = os.stat(place)
+    identity = status.st_dev, status.st_ino
+    if identity in above:
+        raise ConfigError(
+            f"{place}: the folder is a link to one that it lies in, so that it contains itself. "
+            f"Remove the link."
+        )
+    for file in files:
+        if file.lower().endswith(ENDINGS):
+            yield "/".join([*parts, file])
+        else:
+            others.append("/".join([*parts, file]))
+    for name in inside:
+        yield from _images(folder, (*parts, name), others, above | {identity})
 
 
-def _cannot_list(error: OSError) -> None:
-    raise ConfigError(f"{error.filename}: the folder cannot be listed: {reason_of(error)}.")
+def _entries(place: str) -> tuple[list[str], list[str]]:
+    """Return the names of folders and of files, sorted, without those that begin with a dot."""
+    folders: list[str] = []
+    files: list[str] = []
+    try:
+        with os.scandir(place) as entries:
+            for one in entries:
+                if not one.name.startswith("."):
+                    (folders if one.is_dir() else files).append(one.name)
+    except OSError as error:
+        raise ConfigError(f"{place}: the folder cannot be listed: {reason_of(error)}.") from error
+    return sorted(folders), sorted(files)

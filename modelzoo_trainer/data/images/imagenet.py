@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from annotated_types import MaxLen, MinLen
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelzoo_trainer.constraints import Flag, NonNegativeSize, PositiveInt, Size, checked
+from modelzoo_trainer.constraints import (
+    Flag,
+    HeightAndWidth,
+    NonNegativeSize,
+    PositiveInt,
+    Size,
+    checked,
+)
 from modelzoo_trainer.data.images.decoding import lacking_pillow, pillow, read_rgb
 from modelzoo_trainer.data.images.folders import ImageFiles, find_images, missing_folder
 from modelzoo_trainer.data.images.transforms import Hw, Pipeline, parse_transforms
 from modelzoo_trainer.data.processor import BatchDataset, LoadingOptions, ShuffleSeed, mixed_seed
 from modelzoo_trainer.data.stream import Member
-from modelzoo_trainer.data.stream_processor import StreamProcessor, say_once
+from modelzoo_trainer.data.stream_processor import StreamProcessor, say_once, say_without_effect
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
 
 _MAX_BYTE: Final = 255
-_IGNORED: Final = {
+_NO_EFFECT: Final = {
     "use_worker_cache": "files are read where they are",
     "mixup_alpha": "images are not mixed, as in the Cerebras Model Zoo",
     "cutmix_alpha": "images are not mixed, as in the Cerebras Model Zoo",
     "ra_sampler_num_repeat": "no sample is repeated in an epoch",
+    "mixed_precision": "the section precision decides what a model gets",
+    "fp16_type": "the section precision decides what a model gets",
 }
-
-HeightAndWidth = Annotated[list[Size], MinLen(2), MaxLen(2)]
 
 
 class ClassImages(BatchDataset):
@@ -121,9 +127,10 @@ class ClassImages(BatchDataset):
 class ImageNet1KProcessor(StreamProcessor):
     """Load batches of images and their classes from a folder for each class.
 
-    Images are `data_dir/split/CLASS/IMAGE`; label i is the i-th class by name. Random transforms
-    only depend on `shuffle_seed`, the epoch and the image: not on workers, processes, the batch
-    size of a worker, or where a run was resumed.
+    Images are `data_dir/split/CLASS/IMAGE`; label i is the i-th class of `train` by name, for both
+    splits; without that folder, of the split itself. Random transforms only depend on
+    `shuffle_seed`, the epoch and the image: not on workers, processes, the batch size of a worker,
+    or where a run was resumed.
 
     Args:
         data_dir: The folder above `train` and `val`.
@@ -146,6 +153,8 @@ class ImageNet1KProcessor(StreamProcessor):
         mixup_alpha: No effect.
         cutmix_alpha: No effect.
         use_worker_cache: No effect.
+        mixed_precision: No effect.
+        fp16_type: No effect.
 
     Shapes:
         images: (B, 3, height, width), float32. labels: (B,), int32.
@@ -177,19 +186,25 @@ class ImageNet1KProcessor(StreamProcessor):
         mixup_alpha: float | None = None,
         cutmix_alpha: float | None = None,
         use_worker_cache: Flag = False,
+        mixed_precision: Any = None,
+        fp16_type: Any = None,
     ) -> None:
         size, self._pipeline = _checked(
             {"image_size": image_size, "transforms": transforms, "noaugment": noaugment}
         )
         _check_sampler(sampler)
-        self._say_ignored(
-            use_worker_cache=use_worker_cache,
-            mixup_alpha=mixup_alpha,
-            cutmix_alpha=cutmix_alpha,
-            ra_sampler_num_repeat=ra_sampler_num_repeat,
-        )
+        owner = type(self).__name__
+        ignored = {
+            "use_worker_cache": use_worker_cache,
+            "mixup_alpha": mixup_alpha or None,  # 0 is off
+            "cutmix_alpha": cutmix_alpha or None,
+            "ra_sampler_num_repeat": ra_sampler_num_repeat,
+            "mixed_precision": mixed_precision,
+            "fp16_type": fp16_type,
+        }
+        say_without_effect(owner, ignored, _NO_EFFECT)
         if noaugment and transforms:
-            say_once(f"{type(self).__name__}.transforms has no effect with noaugment.")
+            say_once(f"{owner}.transforms has no effect with noaugment.")
         seed = shuffle_seed or 0
         self.options = LoadingOptions(
             global_batch_size=batch_size,
@@ -211,11 +226,6 @@ class ImageNet1KProcessor(StreamProcessor):
     def load(self, data_dir: str, split: str) -> ImageFiles:
         """Return the images of a split."""
         return find_images(data_dir, split)
-
-    def _say_ignored(self, **given: Any) -> None:
-        for name, value in given.items():
-            if value:
-                say_once(f"{type(self).__name__}.{name} has no effect: {_IGNORED[name]}.")
 
     @classmethod
     def check_arguments(
@@ -244,8 +254,8 @@ def check_classes(files: ImageFiles, num: int, what: str) -> None:
     """
     if len(files.classes) > num:
         raise ConfigError(
-            f"{what}, but {files.folder} has {len(files.classes)} folders of classes. Increase "
-            f"num_classes, or remove folders that are no classes."
+            f"{what}, but the labels of {files.folder} are those of {len(files.classes)} folders "
+            f"of classes. Increase num_classes, or remove folders that are no classes."
         )
 
 

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Le, MaxLen, MinLen, Predicate
 
@@ -39,11 +39,11 @@ def _is_range(values: list[float]) -> bool:
 
 
 Range = Annotated[
-    list[FinitePositiveFloat],
+    list[Annotated[float, Ge(1e-9), Le(1e9)]],  # products with areas of images stay finite
     MinLen(2),
     MaxLen(2),
     Predicate(_is_range),
-    "a list of two numbers > 0, the smaller one first",
+    "a list of two numbers from 1e-9 to 1e9, the smaller one first",
 ]
 Channels = Annotated[list[NonNegativeFloat], MinLen(3), MaxLen(3)]
 Deviations = Annotated[list[FinitePositiveFloat], MinLen(3), MaxLen(3)]
@@ -54,9 +54,6 @@ _TRIES: Final = 10  # of random_resized_crop, as in torchvision
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transform:
     """A transform of images; by default one that changes no sizes."""
-
-    draws: ClassVar[bool] = False
-    """Whether it is random."""
 
     def __call__(self, image: Any, draw: random.Random) -> Any:
         """Return the changed image."""
@@ -167,16 +164,25 @@ def _at_least(image: Any, height: int, width: int) -> Any:
     return whole
 
 
+def _with_border(image: Any, rows: int, columns: int) -> Any:
+    """Return an image with black rows above and below, and columns on the left and the right."""
+    if not rows and not columns:
+        return image
+    whole = pillow().new("RGB", (image.width + 2 * columns, image.height + 2 * rows))
+    whole.paste(image, (columns, rows))
+    return whole
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomCrop(Transform):
     """Cut out a random part.
 
     Args:
         size: Height and width, or one number for both.
-        pad_if_needed: Whether a smaller image gets a black border; otherwise it is refused.
+        pad_if_needed: Whether an image that is smaller by n pixels gets a black border of n pixels
+            on both sides, as in torchvision; otherwise it is refused.
     """
 
-    draws: ClassVar[bool] = True
     size: SizeSetting
     pad_if_needed: Flag = False
 
@@ -184,7 +190,7 @@ class RandomCrop(Transform):
         """Return the part."""
         height, width = hw_of(self.size)
         if self.pad_if_needed:
-            image = _at_least(image, height, width)
+            image = _with_border(image, max(height - image.height, 0), max(width - image.width, 0))
         if image.width < width or image.height < height:
             raise ConfigError(
                 f"random_crop needs an image of {height} x {width}, got {image.height} x "
@@ -214,7 +220,6 @@ class RandomResizedCrop(Transform):
         antialias: No effect: images are always antialiased.
     """
 
-    draws: ClassVar[bool] = True
     size: SizeSetting
     scale: Range = (0.08, 1.0)  # type: ignore[assignment]  # not changeable
     ratio: Range = (3 / 4, 4 / 3)  # type: ignore[assignment]
@@ -256,7 +261,6 @@ class RandomHorizontalFlip(Transform):
         p: Probability.
     """
 
-    draws: ClassVar[bool] = True
     p: Probability = 0.5
 
     def __call__(self, image: Any, draw: random.Random) -> Any:
@@ -274,7 +278,6 @@ class RandomVerticalFlip(Transform):
         p: Probability.
     """
 
-    draws: ClassVar[bool] = True
     p: Probability = 0.5
 
     def __call__(self, image: Any, draw: random.Random) -> Any:
@@ -292,7 +295,6 @@ class RandomGrayscale(Transform):
         p: Probability.
     """
 
-    draws: ClassVar[bool] = True
     p: Probability = 0.1
 
     def __call__(self, image: Any, draw: random.Random) -> Any:
@@ -382,11 +384,6 @@ class Pipeline:
 
     images: tuple[Transform, ...]
     numbers: tuple[Normalize, ...]
-
-    @property
-    def draws(self) -> bool:
-        """Whether one is random."""
-        return any(one.draws for one in self.images)
 
     @property
     def size(self) -> Hw | None:

@@ -40,6 +40,9 @@ _NAMES: Final = {
     rf"{_LAYER}ffn\.gate_proj\.": rf"{_THEIR_LAYER}ffn.ffn.0.linear_layer_for_glu.",
     rf"{_LAYER}ffn\.down_proj\.": rf"{_THEIR_LAYER}ffn.ffn.1.linear_layer.",
     rf"{_LAYER}ffn_norm\.": rf"{_THEIR_LAYER}norm2.",
+    # Ours, under the prefix of the layer: the published names of these two are not known.
+    rf"{_LAYER}attention_scale\.": rf"{_THEIR_LAYER}layer_scale1.",
+    rf"{_LAYER}ffn_scale\.": rf"{_THEIR_LAYER}layer_scale2.",
     r"encoder\.final_norm\.": "vit_model.encoder.transformer_encoder.norm.",
     r"encoder\.pooler\.": "vit_model.encoder.pooler.pooler.ffn.0.linear_layer.",
     r"head\.": "classifier.classifier.ffn.0.linear_layer.",

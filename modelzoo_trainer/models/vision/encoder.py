@@ -47,22 +47,32 @@ class LayerScale(nn.Module):
 class StochasticDepth(nn.Module):
     """Drop the output of a branch in training, per batch or per image.
 
+    The probability is a buffer that is not saved, so that layers of different rates, also of 0, are
+    compiled once.
+
     `rate`: probability of it; kept outputs are divided by 1 - `rate`.
     `by_row`: whether each image is drawn on its own.
     """
+
+    keep: Tensor  # 1 - rate, ()
 
     def __init__(self, rate: float, *, by_row: bool) -> None:
         super().__init__()
         self.rate = rate
         self.by_row = by_row
+        self.register_buffer("keep", torch.tensor(1 - rate, dtype=torch.float32), persistent=False)
+
+    def reset_parameters(self) -> None:
+        """Fill the buffer."""
+        nn.init.constant_(self.keep, 1 - self.rate)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the states, or zeros, of the same shape."""
-        if not self.training or self.rate == 0:
+        if not self.training:
             return hidden
         num = hidden.shape[0] if self.by_row else 1
-        kept = hidden.new_empty((num, 1, 1)).bernoulli_(1 - self.rate)
-        return hidden * (kept / (1 - self.rate))
+        kept = torch.bernoulli(self.keep.expand(num, 1, 1))
+        return hidden * (kept / self.keep).to(hidden.dtype)
 
 
 class VisionLayer(nn.Module):
@@ -90,16 +100,19 @@ class VisionLayer(nn.Module):
         value = settings.layerscale_value
         self.attention_scale = None if value is None else LayerScale(size, value)
         self.ffn_scale = None if value is None else LayerScale(size, value)
-        self.drop_path = StochasticDepth(drop_rate, by_row=settings.stochastic_depth_mode == "row")
+        self.drop_path: StochasticDepth | None = None
+        if settings.stochastic_depth_drop_prob > 0:
+            by_row = settings.stochastic_depth_mode == "row"
+            self.drop_path = StochasticDepth(drop_rate, by_row=by_row)
 
     def draw(self, attention: Initializer, ffn: Initializer) -> None:
-        """Initialize the projections; reset norms, biases and factors."""
+        """Initialize the projections; reset norms, biases, factors and buffers."""
         for part, initializer in ((self.attention, attention), (self.ffn, ffn)):
             for module in part.modules():
                 if isinstance(module, nn.Linear):
                     initializer(module.weight)
         for module in self.modules():
-            if isinstance(module, LayerScale):
+            if isinstance(module, LayerScale | StochasticDepth):
                 module.reset_parameters()
             reset_plain(module)
 
@@ -118,8 +131,9 @@ class VisionLayer(nn.Module):
         output = self.dropout(output)
         if scale is not None:
             output = scale(output)
-        dropped: Tensor = self.drop_path(output)
-        return dropped
+        if self.drop_path is not None:
+            output = self.drop_path(output)
+        return output
 
 
 class ImageStates(NamedTuple):

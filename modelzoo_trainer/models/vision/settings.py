@@ -2,11 +2,16 @@
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from annotated_types import MaxLen, MinLen
-
-from modelzoo_trainer.constraints import FiniteFloat, Fraction, PositiveFloat, Size, checked
+from modelzoo_trainer.constraints import (
+    FiniteFloat,
+    Fraction,
+    HeightAndWidth,
+    PositiveFloat,
+    Size,
+    checked,
+)
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.bert.settings import EncoderSettings
 from modelzoo_trainer.models.feed_forward import GATED, Nonlinearity
@@ -17,7 +22,6 @@ from modelzoo_trainer.models.initializers import (
     truncated_normal,
 )
 
-HeightAndWidth = Annotated[list[Size], MinLen(2), MaxLen(2)]
 _CHANNEL_PARTS = 4  # sine and cosine of rows and of columns
 
 

@@ -96,3 +96,12 @@ def test_a_truncated_image_never_has_other_pixels(tmp_path: Path, kind: str) -> 
 def test_a_removed_image_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.png.*removed"):
         read_rgb(str(tmp_path / "gone.png"))
+
+
+def test_an_image_above_the_limit_of_pillow_is_too_large(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "large.png"
+    Image.fromarray(COLOURS).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
+    with pytest.raises(ConfigError, match=r"large\.png.*too large.*12 pixels.*10 pixels") as caught:
+        read_rgb(str(path))
+    assert "damaged" not in str(caught.value)

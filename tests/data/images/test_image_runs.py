@@ -61,7 +61,7 @@ def run(tmp_path, capsys, model=None, **data):
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
-        ({"truncated": True}, ["c1/0.png", "truncated"]),
+        ({"truncated": "c1/0.png", "shuffle": False}, ["train/c1/0.png", "truncated"]),
         ({"model": {"num_classes": 2}}, ["num_classes is 2", "3 folders"]),
         ({"model": {"image_size": [12, 8]}}, ["(4, 3, 8, 8)", "image_size"]),
         ({}, []),
@@ -72,18 +72,16 @@ def test_bad_data_ends_a_run_with_one_message(tmp_path, capsys, change, facts):
     for split in ("train", "val"):
         write_images(tmp_path / split, 3, 2)
     change = dict(change)
-    if change.pop("truncated", False):
-        for path in (tmp_path / "train").glob("c*/*.png"):
-            if path.parent.name != "c0":
-                path.write_bytes(path.read_bytes()[:60])
-        path.write_bytes(b"")
-        facts = ["train/c", "cannot be read"]
+    truncated = change.pop("truncated", None)
+    if truncated is not None:
+        path = tmp_path / "train" / truncated
+        path.write_bytes(path.read_bytes()[:50])
 
     code, said = run(tmp_path, capsys, **change)
 
-    assert (code == 0) == (not facts)
+    messages = said.split("\n")[:-1]
+    assert (code == 0, len(messages)) == ((False, 1) if facts else (True, 0))
     assert [fact for fact in facts if fact not in said] == []
-    assert "Traceback" not in said
 
 
 class Watch(Callback):

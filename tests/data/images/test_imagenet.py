@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def test_workers_load_the_same_batches(folder) -> None:
 def test_images_are_found_by_name_in_folders_too(tmp_path, caplog, monkeypatch) -> None:
     monkeypatch.setattr(stream_processor, "_SAID", set())
     caplog.set_level(logging.INFO, "modelzoo_trainer.data")
-    for name in ("b/2.JPG", "b/1.png", "a/x/3.tiff", "a/9.webp", "a/note.txt", "a/.hidden"):
+    hidden = ("a/.hidden", "a/._9.webp", "a/.x/1.png", ".cache/1.png")
+    for name in ("b/2.JPG", "b/1.png", "a/x/3.tiff", "a/9.webp", "a/note.txt", *hidden):
         path = tmp_path / "train" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -125,6 +127,30 @@ def test_images_are_found_by_name_in_folders_too(tmp_path, caplog, monkeypatch) 
     before = files.fingerprint
     (tmp_path / "train/b/3.png").touch()
     assert find_images(str(tmp_path), "train").fingerprint != before
+
+
+def test_classes_are_numbered_by_those_of_train(folder) -> None:
+    data = folder(3, 2)
+    shutil.rmtree(data / "val/c1")
+
+    files = find_images(str(data), "val")
+
+    assert (files.classes, files.labels.tolist()) == (("c0", "c1", "c2"), [0, 0, 2, 2])
+    (data / "val/c0").rename(data / "val/d0")
+    with pytest.raises(ConfigError, match=r"val/d0.*1 of 2.*train"):
+        find_images(str(data), "val")
+    shutil.rmtree(data / "train")
+    assert find_images(str(data), "val").labels.tolist() == [0, 0, 1, 1]
+
+
+def test_a_folder_that_contains_itself_is_refused(folder) -> None:
+    data = folder(2, 1)
+    (data / "train/c0/inside").mkdir()
+    (data / "train/c0/inside/linked").symlink_to(data / "train/c1")
+    assert len(find_images(str(data), "train")) == 3
+    (data / "train/c1/again").symlink_to(data / "train/c1")
+    with pytest.raises(ConfigError, match=r"c0/inside/linked/again: .*link"):
+        find_images(str(data), "train")
 
 
 def test_a_model_with_fewer_classes_is_refused(folder) -> None:
@@ -146,10 +172,13 @@ def test_what_has_no_effect_is_said_once(folder, caplog, monkeypatch) -> None:
     monkeypatch.setattr(stream_processor, "_SAID", set())
     caplog.set_level(logging.INFO, "modelzoo_trainer.data")
     data = folder(1, 4)
+    given = ("mixup_alpha", "mixed_precision", "fp16_type")
+    make(data, cutmix_alpha=0, mixed_precision=False)
     for _ in range(2):
-        make(data, mixup_alpha=0.1, use_worker_cache=True, noaugment=True)
-    for name in ("mixup_alpha", "use_worker_cache", "transforms"):
+        make(data, **dict.fromkeys(given, 0.1), use_worker_cache=True, noaugment=True)
+    for name in (*given, "use_worker_cache", "transforms"):
         assert caplog.text.count(f"ImageNet1KProcessor.{name} has no effect") == 1
+    assert "cutmix_alpha" not in caplog.text
 
 
 @pytest.mark.parametrize(

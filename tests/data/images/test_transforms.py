@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from modelzoo_trainer.data.images.transforms import TRANSFORMS, parse_transforms
+from modelzoo_trainer.data.images.transforms import parse_transforms
 from modelzoo_trainer.errors import ConfigError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 8, 3)).astype(np.uint8)
@@ -54,9 +54,24 @@ def test_crops_have_the_centre_or_a_random_part() -> None:
     assert cuts == {
         PIXELS[top : top + 11, left : left + 7].tobytes() for top in (0, 1) for left in (0, 1)
     }
-    assert apply("random_crop", size=20, pad_if_needed=True).shape == (20, 20, 3)
     with pytest.raises(ConfigError, match=r"20 x 20, got 12 x 8.*pad_if_needed: true"):
         apply("random_crop", size=20)
+
+
+@pytest.mark.parametrize("size", [(14, 9), (14, 6), (10, 9)])
+def test_random_crop_pads_both_sides_by_what_lacks(size: tuple[int, int]) -> None:
+    height, width = size
+    rows, columns = max(height - 12, 0), max(width - 8, 0)
+    whole = np.pad(PIXELS, ((rows, rows), (columns, columns), (0, 0)))
+    expected = {
+        whole[top : top + height, left : left + width].tobytes()
+        for top in range(whole.shape[0] - height + 1)
+        for left in range(whole.shape[1] - width + 1)
+    }
+    found = {
+        apply("random_crop", seed, size=size, pad_if_needed=True).tobytes() for seed in range(60)
+    }
+    assert found == expected
 
 
 def test_random_resized_crop_has_areas_and_ratios_of_the_ranges() -> None:
@@ -76,6 +91,9 @@ def test_random_resized_crop_has_areas_and_ratios_of_the_ranges() -> None:
     assert whole.part(60, 80, draw) == (0, 10, 60, 60)
     inside = made("random_resized_crop", size=4, scale=[9.0, 9.0], ratio=[0.5, 2.0])
     assert inside.part(80, 60, draw) == (0, 0, 80, 60)
+    extreme = [1e-9, 1e9]
+    part = made("random_resized_crop", size=4, scale=extreme, ratio=extreme).part(9000, 9000, draw)
+    assert all(0 <= one <= 9000 for one in part)
 
 
 def test_flips_and_grey_values_have_their_probability() -> None:
@@ -114,6 +132,8 @@ def test_expand_to_square_adds_a_border() -> None:
         ([{"name": "resize", "size": [3, 4], "max_size": 9}], r"transforms\[0\].*max_size.*9"),
         ([{"name": "resize", "size": 3, "interpolation": "x"}], "interpolation.*'x'"),
         ([{"name": "random_resized_crop", "size": 3, "scale": [1.0, 0.5]}], "scale.*smaller"),
+        ([{"name": "random_resized_crop", "size": 3, "scale": [1e307, 1e308]}], r"scale.*1e\+307"),
+        ([{"name": "random_resized_crop", "size": 3, "ratio": [1e-320, 1.0]}], "ratio.*1e-320"),
         ([{"name": "random_horizontal_flip", "p": 1.5}], r"transforms\[0\]\.p.*1\.5"),
         ([], "to_tensor.*0 times"),
         ([{"name": "to_tensor"}], "to_tensor.*2 times"),
@@ -140,5 +160,3 @@ def test_the_size_after_all_is_known_where_it_does_not_depend_on_the_image() -> 
     assert parse_transforms([side, tensor]).size is None
     assert parse_transforms([crop, side, square, tensor]).size == (11, 11)
     assert parse_transforms([side, crop, tensor]).size == (4, 5)
-    draws = {name for name, cls in TRANSFORMS.items() if cls.draws}
-    assert draws == {name for name in TRANSFORMS if name.startswith("random_")}
