@@ -210,9 +210,44 @@ class CsvFiles:
                     found[place] = [cells[one] for one in wanted]
         return found
 
-    def has_column(self, name: str) -> bool:
-        """Return whether the header of the first file has a column."""
-        return name in self._index(self.files[0]).columns
+    def common_columns(self, names: Iterable[str]) -> list[str]:
+        """Return which of these columns the files have; no more than the headers are read.
+
+        Raises:
+            ConfigError: If some files have a column, and others lack it.
+        """
+        files = [one for one in self.files if one.num_rows]
+        headers = [self._header(one) for one in files]
+        found = []
+        for name in names:
+            has = [name in columns for columns in headers]
+            if any(has) and not all(has):
+                raise ConfigError(
+                    f"{files[has.index(True)].path} has the column {name}, but "
+                    f"{files[has.index(False)].path} lacks it. Prepare both in the same way."
+                )
+            found += [name] * any(has)
+        return found
+
+    def _header(self, file: CsvFile) -> tuple[str, ...]:
+        content = b""
+        try:
+            with open(Path(file.path).expanduser(), "rb") as opened:
+                for line in opened:
+                    content += line if content or line.strip() else b""
+                    if content and not (self._quotes and content.count(b'"') % 2):
+                        break
+        except OSError as error:
+            raise ConfigError(
+                f"{file.path}: the file cannot be read: {reason_of(error)}."
+            ) from error
+        return self._names(content, file)
+
+    def _names(self, header: bytes, file: CsvFile) -> tuple[str, ...]:
+        """Return the names of the columns in a header."""
+        content = header.removeprefix(b"\xef\xbb\xbf")
+        cells = self._cells(content, f"{file.path}: the header") if content else []
+        return tuple(one.strip() for one in cells)
 
     def _wanted(self, file: CsvFile, columns: tuple[str, ...]) -> list[int]:
         """Return the places of the columns in a file."""
@@ -238,9 +273,8 @@ class CsvFiles:
             header = b""
             if len(bounds):
                 with open(Path(file.path).expanduser(), "rb") as opened:
-                    header = opened.read(int(bounds[0, 1])).removeprefix(b"\xef\xbb\xbf")
-            columns = self._cells(header, f"{file.path}: the header") if header else []
-            found = _INDICES[key] = _Index(bounds, tuple(one.strip() for one in columns))
+                    header = opened.read(int(bounds[0, 1]))
+            found = _INDICES[key] = _Index(bounds, self._names(header, file))
         num_rows = max(0, len(found.bounds) - 1)
         if num_rows != file.num_rows:
             raise ConfigError(

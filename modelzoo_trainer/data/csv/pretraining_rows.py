@@ -183,15 +183,22 @@ class DynamicMaskRows(PretrainingRows):
 
 
 class StaticMaskRows(PretrainingRows):
-    """Token ids of CSV files, hidden when the files were written."""
+    """Token ids of CSV files, hidden when the files were written.
+
+    Raises:
+        ConfigError: If the files differ in their columns, or lack the weights of positions.
+    """
 
     def __init__(self, files: Sequence[CsvFile], *, scales: bool, **more: Any) -> None:
-        header = CsvFiles(files, ())
-        self._names = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
-        self._names["labels"] = "labels"
-        for column, name in _OPTIONAL.items():
-            if header.has_column(column):
-                self._names[column] = name
+        self._names = {name: name for name in _REQUIRED}
+        for column in CsvFiles(files, ()).common_columns(_OPTIONAL):
+            self._names[column] = _OPTIONAL[column]
+        if _POSITIONS in self._names and "masked_lm_mask" not in self._names.values():
+            raise ConfigError(
+                f"{files[0].path}: the header has the column {_POSITIONS}, but not "
+                f"masked_lm_weights, so labels that fill a row would be trained on. Add the "
+                f"column: 1 for each label that counts, 0 for the others."
+            )
         super().__init__(
             files, tuple(self._names), ("token_type_ids", "next_sentence_label"), **more
         )
@@ -277,10 +284,12 @@ class StaticMaskRows(PretrainingRows):
                 )
 
 
+_POSITIONS: Final = "masked_lm_positions"
+_REQUIRED: Final = ("input_ids", "attention_mask", "labels")
 _OPTIONAL: Final = {
     "masked_lm_weights": "masked_lm_mask",
     "masked_lm_mask": "masked_lm_mask",
-    "masked_lm_positions": "masked_lm_positions",
+    _POSITIONS: _POSITIONS,
 }
 """Columns that files may have, and their names in a batch."""
 

@@ -313,6 +313,24 @@ def test_columns_may_be_missing(static):
     assert batch["mlm_loss_scale"].tolist() == [[1.0], [1.0]]
 
 
+def without(*names):
+    return {key: value for key, value in static_row(0).items() if key not in names}
+
+
+def test_files_with_other_columns_are_refused(tmp_path):
+    folder = write_folder(tmp_path, [without("masked_lm_weights")], [static_row(0)])
+    with pytest.raises(ConfigError, match=r"part 1.* has .* masked_lm_weights, .*part 0.* lacks"):
+        BertCSVDataProcessor(data_dir=folder, batch_size=2)
+    write_folder(tmp_path, [static_row(0)], [without("masked_lm_weights")])
+    with pytest.raises(ConfigError, match=r"part 0.* has .* masked_lm_weights, .*part 1.* lacks"):
+        BertCSVDataProcessor(data_dir=folder, batch_size=2)
+
+
+def test_positions_without_weights_are_refused(static):
+    with pytest.raises(ConfigError, match=r"part 0.csv: .*masked_lm_positions.*masked_lm_weights"):
+        static([without("masked_lm_weights")])
+
+
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
