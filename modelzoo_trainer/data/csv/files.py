@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from modelzoo_trainer.data.folders import META, Listed, read_meta
 from modelzoo_trainer.errors import ConfigError, reason_of
 
-META: Final = "meta.dat"
 _AGAIN: Final = "Prepare the data again."
 _CHUNK: Final = 1 << 24  # bytes scanned at a time
 _NEWLINE, _QUOTE = 10, 34
@@ -71,32 +71,23 @@ def find_files(folders: Sequence[str]) -> list[CsvFile]:
     """Return the files that `meta.dat` of each folder lists, in its order.
 
     Raises:
-        ConfigError: If a folder or a file is missing, or the list is malformed.
+        ConfigError: If a folder or a file is missing, or the list is malformed or has a file twice.
     """
     if problems := missing_folders(folders):
         raise ConfigError(problems[0])
-    found = [one for folder in folders for one in _listed(folder)]
+    listed = Listed()
+    found = [one for folder in folders for one in _listed(folder, listed)]
     if not any(one.num_rows for one in found):
         raise ConfigError(f"data_dir {list(folders)}: {META} lists no rows. Add data.")
     return found
 
 
-def _listed(folder: str) -> list[CsvFile]:
-    meta = os.path.join(folder, META)
-    try:
-        lines = Path(meta).expanduser().read_text("utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{meta}: the file cannot be read ({error}).") from error
+def _listed(folder: str, listed: Listed) -> list[CsvFile]:
     found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        name, _, count = line.strip().rpartition(" ")
-        if not name or not count.isdecimal():
-            raise ConfigError(
-                f"{meta}:{number}: expected a file name and a number of rows, got {line!r}."
-            )
-        found.append(_file(os.path.join(folder, name.strip()), int(count), f"{meta}:{number}"))
+    for line in read_meta(folder, 1, "data_dir"):
+        path = os.path.join(folder, line.names[0])
+        listed.add([path], line.place)
+        found.append(_file(path, line.count, line.place))
     return found
 
 

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from modelzoo_trainer.data.folders import MetaLine
 from modelzoo_trainer.errors import ConfigError, reason_of
 
 log = logging.getLogger("modelzoo_trainer.data")
 
-META: Final = "meta.dat"
 _DIGEST_BYTES: Final = 4
 _INDEXED: Final[dict[tuple[str, int, int], TextFile]] = {}
 """Files indexed by this process: a dataloader is created for each validation."""
@@ -43,14 +43,6 @@ class TextFile(NamedTuple):
     mtime_ns: int
     starts: Ints
     num_pieces: Ints
-
-
-class MetaLine(NamedTuple):
-    """A line of `meta.dat`: the names of files, and the number of their lines."""
-
-    names: tuple[str, ...]
-    num_lines: int
-    place: str
 
 
 def index_file(path: str) -> TextFile:
@@ -91,49 +83,16 @@ def _text(line: bytes, path: str, number: int) -> str:
         ) from error
 
 
-def read_meta(folder: str, num_names: int, argument: str) -> list[MetaLine]:
-    """Return the lines of `meta.dat` of a folder.
-
-    `num_names`: names of files in a line, before the number of their lines.
-
-    Raises:
-        ConfigError: If it cannot be read, or a line has another form.
-    """
-    path = Path(folder).expanduser() / META
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else str(error)
-        raise ConfigError(
-            f"{argument} {folder!r}: {META} cannot be read: {reason}. The folder must have this "
-            f"file, with a line for each {'file' if num_names == 1 else 'pair of files'}: "
-            f"{'name' if num_names == 1 else 'source and target'}, and the number of lines."
-        ) from error
-    found = []
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words:
-            continue
-        if len(words) != num_names + 1 or not words[-1].isdecimal():
-            raise ConfigError(
-                f"{path}:{number}: expected {num_names} file names and a number, got {line!r}."
-            )
-        found.append(MetaLine(tuple(words[:-1]), int(words[-1]), f"{path}:{number}"))
-    if not found:
-        raise ConfigError(f"{path} names no file.")
-    return found
-
-
 def warn_of_count(meta: MetaLine, found: TextFile) -> None:
     """Warn if a file has another number of lines than `meta.dat` says."""
     num = len(found.num_pieces)
-    if num != meta.num_lines:
+    if num != meta.count:
         log.warning(
             "%s: %s has %d lines, not %d; all of its lines are used.",
             meta.place,
             found.path,
             num,
-            meta.num_lines,
+            meta.count,
         )
 
 
