@@ -24,8 +24,8 @@ from modelzoo_trainer.data.csv.pretraining_rows import (
     StaticMaskRows,
 )
 from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 _EXCLUDED: Final = ("[CLS]", "[SEP]", "[PAD]", "[MASK]")
@@ -142,7 +142,9 @@ class BertCSVDynamicMaskDataProcessor(CsvProcessor):
                 f"{owner}: max_predictions_per_seq is {max_predictions_per_seq}, but a sequence "
                 f"has {max_sequence_length} tokens (max_sequence_length). Decrease it."
             )
-        vocabulary = Vocabulary(vocab_file, oov_token=oov_token, do_lower=do_lower)
+        vocabulary = Vocabulary(
+            vocab_file, oov_token=oov_token, case="lower_if_missing" if do_lower else "counts"
+        )
         excluded = frozenset(_EXCLUDED if exclude_from_masking is None else exclude_from_masking)
         excluded |= {document_separator_token}
         not_drawn = vocabulary.find(excluded)

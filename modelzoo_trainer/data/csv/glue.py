@@ -27,9 +27,9 @@ from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints, whole_file
 from modelzoo_trainer.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.data.csv.processor import CsvProcessor, folders_of, say_ignored
 from modelzoo_trainer.data.csv.rows import Arrays, CsvRows
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.data.csv.word_pieces import WordPieces, missing_library
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 _SHORTEST: Final = 5  # tokens: [CLS], [SEP] and a piece of each sentence

@@ -17,7 +17,7 @@ from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.data.csv.follow import followed
 from modelzoo_trainer.data.csv.masking import Masked, Masking
 from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, integers
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary
+from modelzoo_trainer.data.vocabulary import Vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 IGNORED_LABEL: Final = -100

@@ -26,8 +26,8 @@ from modelzoo_trainer.data.csv.follow import followed
 from modelzoo_trainer.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
 from modelzoo_trainer.data.csv.rows import Arrays, CsvRows
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError, reason_of
 
 _PAD: Final = "[PAD]"
@@ -213,7 +213,7 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
         owner = type(self).__name__
         say_ignored(owner, {"shuffle_buffer": shuffle_buffer})
         say_ignored(owner, {"mask_whole_word": mask_whole_word}, "no token is hidden")
-        vocabulary = Vocabulary(vocab_file, do_lower=do_lower)
+        vocabulary = Vocabulary(vocab_file, case="lower_if_missing" if do_lower else "counts")
         pad = min(vocabulary.find([_PAD]), default=0) if input_pad_id is None else input_pad_id
         self._vocabulary = vocabulary
         self._rows: dict[str, Any] = {

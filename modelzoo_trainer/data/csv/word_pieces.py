@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary
+from modelzoo_trainer.data.vocabulary import Vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 _LIBRARY: Final = "tokenizers"

@@ -22,9 +22,9 @@ from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.seq2seq.rows import Layout, PairRows, SpanRows, TranslationRows
 from modelzoo_trainer.data.seq2seq.spans import counts_of, longest_text
 from modelzoo_trainer.data.seq2seq.text_lines import TextLines, index_file, warn_of_count
-from modelzoo_trainer.data.seq2seq.vocabulary import Vocabulary
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.data.stream_processor import StreamProcessor, say_once, say_without_effect
+from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
 
@@ -118,7 +118,11 @@ class SequencePairProcessor(StreamProcessor):
             persistent_workers=persistent_workers,
         )
         vocabulary = Vocabulary(
-            src_vocab_file, extra_ids=extra_ids, lower=do_lower, unknown=oov_token
+            src_vocab_file,
+            argument="src_vocab_file",
+            oov_token=oov_token,
+            extra_ids=extra_ids,
+            case="lower" if do_lower else "counts",
         )
         pad_id = vocabulary.id_of(pad_token, "pad_token")
         layout = Layout(
@@ -181,9 +185,7 @@ class SequencePairProcessor(StreamProcessor):
         """
         del others
         cls.check_lengths(src_max_sequence_length, tgt_max_sequence_length, extra_ids)
-        lacks = []
-        if not Path(src_vocab_file).expanduser().is_file():
-            lacks.append(f"src_vocab_file {src_vocab_file!r} is not a file.")
+        lacks = missing_vocabulary(src_vocab_file, "src_vocab_file")
         folders = distinct_folders(src_data_dir, "src_data_dir")
         return lacks + [
             f"src_data_dir {folder!r} is not a folder with a file {META}."

@@ -16,7 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.data.processor import BatchDataset, mixed_seed
 from modelzoo_trainer.data.seq2seq.spans import SHORTEST, Tokens, corrupt, longest_text
 from modelzoo_trainer.data.seq2seq.text_lines import Ints, TextLines, fingerprint_of
-from modelzoo_trainer.data.seq2seq.vocabulary import Vocabulary
+from modelzoo_trainer.data.vocabulary import Vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 
@@ -83,7 +83,7 @@ class PairRows(BatchDataset):
         self.vocabulary = vocabulary
         self.layout = layout
         self.lines = tuple(lines)
-        self.fingerprint = fingerprint_of(lines, vocabulary.size, vocabulary.digest, layout)
+        self.fingerprint = fingerprint_of(lines, vocabulary.settings, layout)
         """A number that changes with the files and the vocabulary."""
         self._epoch = 0
 
@@ -197,7 +197,7 @@ class SpanRows(PairRows):
         for text in self.lines[0].read(range(first, last + 1)):
             pieces += self.vocabulary.pieces_of(text)
         skipped = start - (int(self._token_ends[first - 1]) if first else 0)
-        return self.vocabulary.ids_of(pieces[skipped : skipped + stop - start])
+        return _ids(self.vocabulary, pieces[skipped : skipped + stop - start])
 
 
 class TranslationRows(PairRows):
@@ -243,6 +243,10 @@ class TranslationRows(PairRows):
     def _row(self, index: int) -> tuple[Tokens, Tokens]:
         line, vocabulary = int(self._lines[index]), self.vocabulary
         source, target = (
-            vocabulary.ids_of(vocabulary.pieces_of(one.read([line])[0])) for one in self.lines
+            _ids(vocabulary, vocabulary.pieces_of(one.read([line])[0])) for one in self.lines
         )
         return source, target
+
+
+def _ids(vocabulary: Vocabulary, pieces: Sequence[str]) -> Tokens:
+    return np.asarray(vocabulary.ids_of(pieces), dtype=np.int32)

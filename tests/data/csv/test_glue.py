@@ -11,8 +11,8 @@ import torch
 from modelzoo_trainer import Callback
 from modelzoo_trainer.data.csv import word_pieces
 from modelzoo_trainer.data.csv.glue import MNLIDataProcessor, SST2DataProcessor
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary
 from modelzoo_trainer.data.csv.word_pieces import WordPieces
+from modelzoo_trainer.data.vocabulary import Vocabulary
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataset_info import check_model
 from modelzoo_trainer.models.bert.classifier import BertClassifier
