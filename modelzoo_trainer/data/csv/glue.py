@@ -68,6 +68,14 @@ class SentenceRows(CsvRows):
         self._vocabulary, self._pieces, self._length = vocabulary, pieces, length
         self._labels, self._pads, self._subsets = labels, pads, tuple(subsets)
 
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        return (
+            *(self.files.columns, self._vocabulary.settings, self._pieces.lowercase),
+            *(self._length, sorted(self._labels.items()), self._pads, self._subsets),
+        )
+
     def follow_model(self, model: Any) -> None:
         """Check that the model has all labels.
 

@@ -111,6 +111,16 @@ class DynamicMaskRows(PretrainingRows):
         super().__init__(files, ("tokens",), ("segment_ids", "is_random_next"), **more)
         self.options = options
 
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        options = self.options
+        return (
+            *(options.vocabulary.settings, options.masking.settings, self.has_pairs),
+            *(options.length, options.gathers, options.scales),
+            *(options.input_pad, options.mask_pad, options.segment_pad, options.label_pad),
+        )
+
     @override
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
         self.options.vocabulary.check_model(vocab_size)
@@ -204,6 +214,11 @@ class StaticMaskRows(PretrainingRows):
         )
         self._scales = scales
         self._limits: tuple[int | None, int | None] = (None, None)
+
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        return self.files.columns, self._scales
 
     @override
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:

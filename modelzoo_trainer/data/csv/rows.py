@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import re
 from abc import abstractmethod
@@ -19,6 +20,7 @@ from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.errors import ConfigError
 
 _STRING: Final = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
+_DIGEST_BYTES: Final = 4
 _QUOTES, _COMMA, _BRACKETS = 2, 2, 2  # characters
 
 Arrays = dict[str, NDArray[Any]]
@@ -27,7 +29,7 @@ Arrays = dict[str, NDArray[Any]]
 class CsvRows(BatchDataset):
     """A dataset of the rows of CSV files.
 
-    Subclasses make arrays of the cells of a batch.
+    Subclasses make arrays of the cells of a batch, and have `settings`.
 
     Args:
         files: The files.
@@ -40,9 +42,15 @@ class CsvRows(BatchDataset):
         self.epoch = 0
 
     @property
+    def settings(self) -> tuple[object, ...]:
+        """What decides the values of a batch, besides the files; as text the same in each run."""
+        return ()
+
+    @property
     def fingerprint(self) -> int:
-        """A number that changes with the files."""
-        return self.files.fingerprint
+        """A number that changes with the files and the settings."""
+        digest = hashlib.sha256(repr((self.files.fingerprint, self.settings)).encode())
+        return int.from_bytes(digest.digest()[:_DIGEST_BYTES], "big")
 
     def __len__(self) -> int:
         return self.files.num_rows

@@ -40,6 +40,11 @@ class SummarizationRows(CsvRows):
         self._num_labels: int | None = None
         self._num_segments = 2
 
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        return self._length, self._num, self._pad
+
     def follow_model(self, model: Any) -> None:
         """Take the numbers of labels and segments of the model, to check rows."""
         self._num_labels = getattr(model, "num_labels", None)

@@ -64,6 +64,15 @@ class TokenLabelRows(CsvRows):
         self._includes_padding = bool(includes_padding)
         self._labels = None if label_file is None else read_labels(label_file)
 
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        labels = sorted((self._labels or {}).items())
+        return (
+            *(self._vocabulary.settings, labels, self._length, self._pads),
+            self._includes_padding,
+        )
+
     def follow_model(self, model: Any) -> None:
         """Take the settings of the model, unless the processor has its own.
 

@@ -77,14 +77,23 @@ def _mask(lengths: Ints, size: int) -> NDArray[np.int32]:
 
 
 class PairRows(BatchDataset):
-    """A dataset of inputs and outputs from text files."""
+    """A dataset of inputs and outputs from text files.
 
-    def __init__(self, vocabulary: Vocabulary, layout: Layout, lines: Sequence[TextLines]) -> None:
+    Args:
+        vocabulary: The ids of tokens.
+        layout: Of the batches.
+        lines: The texts.
+        settings: What else decides the samples.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, layout: Layout, lines: Sequence[TextLines], *settings: object
+    ) -> None:
         self.vocabulary = vocabulary
         self.layout = layout
         self.lines = tuple(lines)
-        self.fingerprint = fingerprint_of(lines, vocabulary.settings, layout)
-        """A number that changes with the files and the vocabulary."""
+        self.fingerprint = fingerprint_of(lines, vocabulary.settings, layout, settings)
+        """A number that changes with the files, the vocabulary and the settings."""
         self._epoch = 0
 
     def __getitem__(self, index: int) -> Any:
@@ -159,7 +168,7 @@ class SpanRows(PairRows):
         num_packed: int,
         seed: int,
     ) -> None:
-        super().__init__(vocabulary, layout, [lines])
+        super().__init__(vocabulary, layout, [lines], num_packed)
         self._seed = seed
         self._length = longest_text(layout.input_length)
         self._token_ends = np.cumsum(lines.num_pieces)

@@ -131,6 +131,17 @@ def test_masks_depend_on_seed_epoch_and_row_alone(dynamic):
     assert torch.equal(torch.cat([one["input_ids"] for one in workers]), first)
 
 
+def test_what_decides_a_batch_is_in_the_fingerprint(dynamic):
+    before = dynamic().dataset.fingerprint
+    assert dynamic().dataset.fingerprint == before
+    for changes in (
+        *({"masked_lm_prob": 0.2}, {"mask_whole_word": True}, {"max_predictions_per_seq": 2}),
+        *({"exclude_from_masking": ["a"]}, {"do_lower": True}, {"oov_token": "a"}),
+        *({"max_sequence_length": LENGTH + 1}, {"labels_pad_id": 1}, {"disable_nsp": True}),
+    ):
+        assert dynamic(**changes).dataset.fingerprint != before
+
+
 def test_whole_words_are_hidden_together(dynamic):
     tokens = ["[CLS]", "the", "##m", "a", "##m", "##m", "b", "[SEP]"]
     rows = [{"tokens": tokens, "segment_ids": [0] * 8, "is_random_next": 0}] * 40

@@ -90,6 +90,14 @@ def test_a_sentence_becomes_pieces(sst2):
     assert batch["labels"].tolist() == [1, 0]
 
 
+def test_what_decides_a_batch_is_in_the_fingerprint(sst2):
+    rows = [("a", "1")]
+    before = sst2(rows).dataset.fingerprint
+    assert sst2(rows).dataset.fingerprint == before
+    for changes in ({"do_lower": True}, {"max_sequence_length": 9}, {"input_pad_id": 1}):
+        assert sst2(rows, **changes).dataset.fingerprint != before
+
+
 def test_pairs_have_segments_and_a_validation_says_of_which_file(mnli):
     (batch,) = mnli()
     assert batch["input_ids"][0].tolist() == [2, 6, 6, 3, 9, 3, 0, 0]

@@ -41,6 +41,12 @@ def test_every_sentence_counts_the_first_one_too(loader):
     BertSummarizer(**SIZES)(batch)["loss"].backward()
 
 
+def test_what_decides_a_batch_is_in_the_fingerprint(loader):
+    before = loader(ROW).dataset.fingerprint
+    for changes in ({"max_sequence_length": 7}, {"max_cls_tokens": 2}, {"pad_id": 1}):
+        assert loader(ROW, **changes).dataset.fingerprint != before
+
+
 def test_long_documents_lose_the_sentences_that_are_cut(loader):
     (batch,) = loader(ROW, max_sequence_length=3)
     assert batch["input_ids"].tolist() == [[2, 7, 3]]

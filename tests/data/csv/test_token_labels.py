@@ -10,7 +10,7 @@ from modelzoo_trainer.data.csv.token_labels import BertTokenClassifierDataProces
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataset_info import check_model
 from modelzoo_trainer.models.bert.token_heads import BertTokenClassifier
-from tests.data.csv.written import write_folder, write_vocabulary
+from tests.data.csv.written import TOKENS, write_folder, write_vocabulary
 from tests.models.bert_cases import SIZES
 
 ROW = {"tokens": "[CLS] the ##m zebra [SEP]", "labels": "O B I O O"}
@@ -69,6 +69,28 @@ def test_settings_follow_the_model(loader, labels):
         check_model(loader(ROW, include_padding_in_loss=False), model)
     with pytest.raises(ConfigError, match="label number 2, but num_classes of the model is 2"):
         check_model(rows, SimpleNamespace(num_classes=2, label_vocab_file=labels))
+
+
+def test_what_decides_a_batch_is_in_the_fingerprint(loader, tmp_path):
+    before = loader(ROW).dataset.fingerprint
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"O": 0, "B": 2, "I": 1}))
+    for changes in (
+        {"label_vocab_file": str(other)},
+        {"max_sequence_length": 7},
+        {"do_lower": True},
+    ):
+        assert loader(ROW, **changes).dataset.fingerprint != before
+    assert loader(ROW).dataset.fingerprint == before
+    write_vocabulary(tmp_path / "vocab.txt", [*TOKENS[:-1], "z"])
+    rows = BertTokenClassifierDataProcessor(
+        data_dir=str(tmp_path / "data"),
+        vocab_file=str(tmp_path / "vocab.txt"),
+        batch_size=1,
+        max_sequence_length=6,
+        label_vocab_file=str(tmp_path / "labels.json"),
+    )
+    assert rows.dataset.fingerprint != before
 
 
 def test_what_does_not_fit_is_refused(loader, tmp_path):

@@ -383,6 +383,12 @@ def test_another_order_of_the_vocabulary_is_other_data(vocabulary: str, document
     assert spans(vocabulary, documents).dataset.fingerprint != before
 
 
+def test_what_decides_the_samples_is_in_the_fingerprint(vocabulary: str, documents: str) -> None:
+    before = spans(vocabulary, documents).dataset.fingerprint
+    for changes in ({"do_lower": True}, {"oov_token": "w1"}, {"pack_sequences": True}):
+        assert spans(vocabulary, documents, **changes).dataset.fingerprint != before
+
+
 def test_another_split_of_a_text_is_other_data(vocabulary: str, documents: str) -> None:
     before = spans(vocabulary, documents).dataset.fingerprint
     (Path(documents) / "b.txt").write_text(f"{words(*range(20, 53))}\n\n")  # as many bytes, lines
