@@ -145,6 +145,8 @@ def test_what_does_not_fit_is_refused(sst2, mnli, tmp_path, vocabulary):
         check_model(mnli(), SimpleNamespace(num_labels=3, vocab_size=9))
     with pytest.raises(ConfigError, match="max_position_embeddings is 7"):
         check_model(mnli(), SimpleNamespace(num_labels=3, max_position_embeddings=7))
+    with pytest.raises(ConfigError, match=r"input_pad_id is 15, .* vocab_size of the model"):
+        check_model(mnli(input_pad_id=15), SimpleNamespace(num_labels=3, vocab_size=15))
     write_vocabulary(tmp_path / "vocab.txt", ["[UNK]", "[CLS]"])
     with pytest.raises(ConfigError, match=r"'\[SEP\]' is not in vocab_file"):
         mnli()
