@@ -16,11 +16,10 @@ from typing_extensions import override
 from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.data.csv.follow import followed
 from modelzoo_trainer.data.csv.masking import Masked, Masking
-from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, integers
+from modelzoo_trainer.data.csv.rows import IGNORED_LABEL, Arrays, CsvRows, check_pad, integers
 from modelzoo_trainer.data.vocabulary import Vocabulary
 from modelzoo_trainer.errors import ConfigError
 
-IGNORED_LABEL: Final = -100
 _NUM_SEGMENTS, _NUM_CLASSES = 2, 2  # unless the model has other numbers
 _ADVICE: Final = "Prepare the data again."
 
@@ -124,7 +123,14 @@ class DynamicMaskRows(PretrainingRows):
     @override
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
         self.options.vocabulary.check_model(vocab_size)
-        check_length(self.options.length, max_position_embeddings)
+        options = self.options
+        check_length(options.length, max_position_embeddings)
+        check_pad("input_pad_id", options.input_pad, vocab_size, "vocab_size")
+        check_pad(
+            *("labels_pad_id", options.label_pad, vocab_size, "vocab_size"), may_be_ignored=True
+        )
+        if self.has_pairs:
+            check_pad("segment_pad_id", options.segment_pad, self._num_segments, "num_segments")
         super().check_model(vocab_size, max_position_embeddings)
 
     @override
@@ -245,7 +251,7 @@ class StaticMaskRows(PretrainingRows):
             whole = text if text.lstrip().startswith("[") else f"[{text}]"
             values = integers(self.parse(whole, column, row))
             if values is None:
-                raise self.refused(row, f"{column} must be integers.")
+                raise self.refused(row, f"{column} must be a list of integers.")
             if found and len(values) != len(found[0]):
                 raise self.refused(
                     row,

@@ -69,6 +69,8 @@ def test_what_does_not_fit_is_refused(loader):
         check_model(rows, SimpleNamespace(vocab_size=51, num_labels=2))
         with pytest.raises(ConfigError, match=facts):
             next(iter(rows))
+    with pytest.raises(ConfigError, match=r"pad_id is 51, .* vocab_size of the model"):
+        check_model(loader(ROW, pad_id=51), SimpleNamespace(vocab_size=51))
     with pytest.raises(ConfigError, match="there are 3 cells"):
         next(iter(loader({key: ROW[key] for key in "abc"})))
     with pytest.raises(ConfigError, match="max_position_embeddings is 7"):
