@@ -44,8 +44,6 @@ _NUM_PACKED: Final = 128
 _NUM_LOOKED_AT: Final = 100  # lines, and tokens of a line
 _MOST_UNKNOWN: Final = 0.5  # share of the tokens
 
-log = logging.getLogger("modelzoo_trainer.data")
-
 
 class SpanOptions(NamedTuple):
     """How documents are joined, and the seed of the spans."""
@@ -370,18 +368,16 @@ def _place_of(name: str, folder: str) -> str:
     if not path.exists():
         return str(inside)
     if inside.exists() and not inside.samefile(path):
-        log.warning(
-            "%s is in the working directory and in %s; that of the working directory is used. "
-            "Write an absolute path in %s for the other one.",
-            name,
-            folder,
-            META,
+        say_once(
+            f"{name} is in the working directory and in {folder}; that of the working directory is "
+            f"used. Write an absolute path in {META} for the other one.",
+            logging.WARNING,
         )
     return str(path)
 
 
 def _warn_of_unknown(dataset: PairRows) -> None:
-    """Warn if the vocabulary lacks most pieces at the start of a text."""
+    """Warn once if the vocabulary lacks most pieces at the start of a text."""
     vocabulary = dataset.vocabulary
     for lines in dataset.lines:
         pieces: list[str] = []
@@ -389,14 +385,12 @@ def _warn_of_unknown(dataset: PairRows) -> None:
             pieces += vocabulary.pieces_of(lines.read([number])[0])[:_NUM_LOOKED_AT]
         unknown = vocabulary.num_unknown(pieces)
         if unknown > len(pieces) * _MOST_UNKNOWN:
-            log.warning(
-                "%s: %d of its first %d tokens are not in the vocabulary %s, as %s, and get the id "
-                "of oov_token. The text must consist of tokens of that file, with blanks between.",
-                lines.files[0].path,
-                unknown,
-                len(pieces),
-                vocabulary.path,
-                next(repr(one) for one in pieces if vocabulary.num_unknown([one])),
+            example = next(one for one in pieces if vocabulary.num_unknown([one]))
+            say_once(
+                f"{lines.files[0].path}: {unknown} of its first {len(pieces)} tokens are not in "
+                f"the vocabulary {vocabulary.path}, as {example!r}, and get the id of oov_token. "
+                f"The text must consist of tokens of that file, with blanks between.",
+                logging.WARNING,
             )
 
 

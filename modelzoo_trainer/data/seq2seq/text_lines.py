@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelzoo_trainer.data.folders import MetaLine
+from modelzoo_trainer.data.stream_processor import say_once
 from modelzoo_trainer.errors import ConfigError, reason_of
-
-log = logging.getLogger("modelzoo_trainer.data")
 
 _DIGEST_BYTES: Final = 4
 _INDEXED: Final[dict[tuple[str, int, int], TextFile]] = {}
@@ -84,15 +83,13 @@ def _text(line: bytes, path: str, number: int) -> str:
 
 
 def warn_of_count(meta: MetaLine, found: TextFile) -> None:
-    """Warn if a file has another number of lines than `meta.dat` says."""
+    """Warn once if a file has another number of lines than `meta.dat` says."""
     num = len(found.num_pieces)
     if num != meta.count:
-        log.warning(
-            "%s: %s has %d lines, not %d; all of its lines are used.",
-            meta.place,
-            found.path,
-            num,
-            meta.count,
+        say_once(
+            f"{meta.place}: {found.path} has {num} lines, not {meta.count}; all of its lines are "
+            f"used.",
+            logging.WARNING,
         )
 
 
