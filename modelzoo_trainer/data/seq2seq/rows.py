@@ -202,11 +202,13 @@ class SpanRows(PairRows):
             int(np.searchsorted(self._token_ends, place, side="right"))
             for place in (start, stop - 1)
         )
-        pieces: list[str] = []
-        for text in self.lines[0].read(range(first, last + 1)):
-            pieces += self.vocabulary.pieces_of(text)
-        skipped = start - (int(self._token_ends[first - 1]) if first else 0)
-        return _ids(self.vocabulary, pieces[skipped : skipped + stop - start])
+        lines, pieces = self.lines[0], list[str]()
+        for line in range(first, last + 1):
+            end, num = int(self._token_ends[line]), int(lines.num_pieces[line])
+            begin, until = max(0, start - end + num), min(num, stop - end + num)
+            text, skipped = lines.read_pieces(line, begin, until)
+            pieces += self.vocabulary.pieces_of(text)[skipped : skipped + until - begin]
+        return _ids(self.vocabulary, pieces)
 
 
 class TranslationRows(PairRows):

@@ -15,6 +15,7 @@ import torch
 from modelzoo_trainer import Callback, register_global_callback
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.data import stream_processor
+from modelzoo_trainer.data.seq2seq import text_lines
 from modelzoo_trainer.data.seq2seq.processors import (
     T5DynamicDataProcessor,
     TransformerDynamicDataProcessor,
@@ -203,6 +204,28 @@ def test_packed_documents_are_joined_and_none_is_lost(vocabulary: str, documents
     ids = [number % 60 + 4 for number in range(70)]
     joined = [*ids, 5]  # the documents 1 and 2; then 3 and 4; then 5 alone
     assert texts == [joined[:32], joined[32:64], joined[64:], ids[:32], ids[20:52]]
+
+
+@pytest.mark.parametrize("mark", [1, 3, 32, 33, 70])
+def test_of_a_long_document_only_a_part_is_read(
+    vocabulary: str, documents: str, mark: int, monkeypatch
+) -> None:
+    text = "\u2003w1\u00a0 w\u00e9 w2 " + words(*range(67)).replace(" w5", "\x1c\u3000w5") + " W3\n"
+    (Path(documents) / "a.txt").write_text(f"{text}w1\n{words(*range(32))}\n")
+    packed = {"pack_sequences": True, "num_documents_to_concatenate": 2}
+    for changes in ({}, {"do_lower": True}, packed):
+        monkeypatch.setattr(text_lines, "_INDEXED", {})
+        monkeypatch.setattr(text_lines, "_MARK", 10**6)
+        expected = rows_of(spans(vocabulary, documents, **changes).dataset)
+        monkeypatch.setattr(text_lines, "_INDEXED", {})
+        monkeypatch.setattr(text_lines, "_MARK", mark)
+        dataset = spans(vocabulary, documents, **changes).dataset
+        assert rows_of(dataset) == expected
+    lines = dataset.lines[0]
+    for first, last in ((0, 1), (35, 40), (70, 71)):
+        part, skipped = lines.read_pieces(0, first, last)
+        assert part.split()[skipped : skipped + last - first] == text.split()[first:last]
+        assert len(part.split()) < last - first + 2 * mark
 
 
 def test_other_pieces_are_unknown_and_case_counts_unless_lowered(
