@@ -17,12 +17,12 @@ class MetaLine(NamedTuple):
 
     Args:
         names: The names of files, as they are written.
-        count: The number of their rows or lines.
+        num_rows: The number of their rows, or lines.
         place: The file and the number of the line, for messages.
     """
 
     names: tuple[str, ...]
-    count: int
+    num_rows: int
     place: str
 
 

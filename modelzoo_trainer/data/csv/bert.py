@@ -209,9 +209,9 @@ class BertCSVDataProcessor(CsvProcessor):
     """Load batches of sequences from CSV files of token ids, hidden when the files were written.
 
     Folders have a file `meta.dat` with a line for each CSV file: its name and its number of rows.
-    The columns are lists of integers: `input_ids`, `attention_mask`, `labels`, and if the files
-    have them `masked_lm_weights` and `masked_lm_positions`; to predict the next sentence also
-    `token_type_ids` and `next_sentence_label`. Each has the same length in all rows.
+    The columns are lists of integers: `input_ids`, `attention_mask`, `labels`, and if all files
+    have them `masked_lm_weights`, and with these `masked_lm_positions`; to predict the next
+    sentence also `token_type_ids` and `next_sentence_label`. Each has the same length in all rows.
 
     Args:
         data_dir: One or a list of folders.

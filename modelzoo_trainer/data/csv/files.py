@@ -87,7 +87,7 @@ def _listed(folder: str, listed: Listed) -> list[CsvFile]:
     for line in read_meta(folder, 1, "data_dir"):
         path = os.path.join(folder, line.names[0])
         listed.add([path], line.place)
-        found.append(_file(path, line.count, line.place))
+        found.append(_file(path, line.num_rows, line.place))
     return found
 
 

@@ -122,8 +122,8 @@ class DynamicMaskRows(PretrainingRows):
 
     @override
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
-        self.options.vocabulary.check_model(vocab_size)
         options = self.options
+        options.vocabulary.check_model(vocab_size)
         check_length(options.length, max_position_embeddings)
         check_pad("input_pad_id", options.input_pad, vocab_size, "vocab_size")
         check_pad(

@@ -106,9 +106,9 @@ def _text(line: bytes, path: str, number: int) -> str:
 def warn_of_count(meta: MetaLine, found: TextFile) -> None:
     """Warn once if a file has another number of lines than `meta.dat` says."""
     num = len(found.num_pieces)
-    if num != meta.count:
+    if num != meta.num_rows:
         say_once(
-            f"{meta.place}: {found.path} has {num} lines, not {meta.count}; all of its lines are "
+            f"{meta.place}: {found.path} has {num} lines, not {meta.num_rows}; all of its lines are "
             f"used.",
             logging.WARNING,
         )
