@@ -205,7 +205,7 @@ def test_a_resumed_run_has_the_same_batches_and_losses(sst2, tmp_path):
 def test_tokens_are_those_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
     letters = [chr(one) for one in range(97, 123)]
-    extra = [f"##{one}" for one in letters]
+    extra = [f"##{one}" for one in letters if one != "m"]  # ##m is one of the pieces
     path = write_vocabulary(tmp_path / "v.txt", [*PIECES[:6], *letters, *extra, ",", ".", "\u4e2d"])
     texts = [
         "The \u00c4rger, n\u00e1ive... \u4e2dx\u4e2d",
