@@ -108,8 +108,8 @@ def warn_of_count(meta: MetaLine, found: TextFile) -> None:
     num = len(found.num_pieces)
     if num != meta.num_rows:
         say_once(
-            f"{meta.place}: {found.path} has {num} lines, not {meta.num_rows}; all of its lines are "
-            f"used.",
+            f"{meta.place}: {found.path} has {num} lines, not {meta.num_rows}; all of its lines "
+            f"are used.",
             logging.WARNING,
         )
 

@@ -14,7 +14,15 @@ from tests.data.csv.written import write_folder
 ODD = ["plain", "a, b", 'say "x"', "two\nlines", "", "\xfc, \xdf", "end\r\n"]
 
 
-NO_LISTS = ["('a', 'b')", "['a'##'b']", "['a', 'b'", "{'a', 'b'}", "['a';;'b']", "['a\nb']"]
+NO_LISTS = [
+    "('a', 'b')",
+    "('a', 'b']",
+    "['a'##'b']",
+    "['a', 'b'",
+    "{'a', 'b'}",
+    "['a';;'b']",
+    "['a\nb']",
+]
 
 
 def rows_of(*texts):
