@@ -69,11 +69,11 @@ class StreamProcessor(DataProcessor):
             )
 
 
-def say_once(text: str) -> None:
+def say_once(text: str, level: int = logging.INFO) -> None:
     """Log a notice, in a process once: a dataloader is created for each validation."""
     if text not in _SAID:
         _SAID.add(text)
-        log.info(text)
+        log.log(level, text)
 
 
 def say_without_effect(owner: str, given: Mapping[str, Any], reasons: Mapping[str, str]) -> None:

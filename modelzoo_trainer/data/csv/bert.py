@@ -24,8 +24,8 @@ from modelzoo_trainer.data.csv.pretraining_rows import (
     StaticMaskRows,
 )
 from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 _EXCLUDED: Final = ("[CLS]", "[SEP]", "[PAD]", "[MASK]")
@@ -142,7 +142,9 @@ class BertCSVDynamicMaskDataProcessor(CsvProcessor):
                 f"{owner}: max_predictions_per_seq is {max_predictions_per_seq}, but a sequence "
                 f"has {max_sequence_length} tokens (max_sequence_length). Decrease it."
             )
-        vocabulary = Vocabulary(vocab_file, oov_token=oov_token, do_lower=do_lower)
+        vocabulary = Vocabulary(
+            vocab_file, oov_token=oov_token, case="lower_if_missing" if do_lower else "counts"
+        )
         excluded = frozenset(_EXCLUDED if exclude_from_masking is None else exclude_from_masking)
         excluded |= {document_separator_token}
         not_drawn = vocabulary.find(excluded)
@@ -207,9 +209,9 @@ class BertCSVDataProcessor(CsvProcessor):
     """Load batches of sequences from CSV files of token ids, hidden when the files were written.
 
     Folders have a file `meta.dat` with a line for each CSV file: its name and its number of rows.
-    The columns are lists of integers: `input_ids`, `attention_mask`, `labels`, and if the files
-    have them `masked_lm_weights` and `masked_lm_positions`; to predict the next sentence also
-    `token_type_ids` and `next_sentence_label`. Each has the same length in all rows.
+    The columns are lists of integers: `input_ids`, `attention_mask`, `labels`, and if all files
+    have them `masked_lm_weights`, and with these `masked_lm_positions`; to predict the next
+    sentence also `token_type_ids` and `next_sentence_label`. Each has the same length in all rows.
 
     Args:
         data_dir: One or a list of folders.

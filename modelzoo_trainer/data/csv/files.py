@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from modelzoo_trainer.data.folders import META, Listed, read_meta
 from modelzoo_trainer.errors import ConfigError, reason_of
 
-META: Final = "meta.dat"
 _AGAIN: Final = "Prepare the data again."
 _CHUNK: Final = 1 << 24  # bytes scanned at a time
 _NEWLINE, _QUOTE = 10, 34
@@ -40,15 +40,15 @@ class CsvFile(NamedTuple):
     num_rows: int
 
 
-class _Index(NamedTuple):
+class Index(NamedTuple):
     """Where the rows of a file are: row i is [bounds[i, 0], bounds[i, 1]); the header is row 0."""
 
     bounds: Ints
     columns: tuple[str, ...]
 
 
-_INDICES: Final[dict[tuple[str, int, int], _Index]] = {}
-"""Of the files that this process has read: a dataloader is created for each validation."""
+_INDICES: Final[dict[tuple[str, int, int, bool, str], Index]] = {}
+"""Of files that this process has read, as it read them: each validation creates a dataloader."""
 
 
 def missing_folders(folders: Iterable[str]) -> list[str]:
@@ -71,32 +71,23 @@ def find_files(folders: Sequence[str]) -> list[CsvFile]:
     """Return the files that `meta.dat` of each folder lists, in its order.
 
     Raises:
-        ConfigError: If a folder or a file is missing, or the list is malformed.
+        ConfigError: If a folder or a file is missing, or the list is malformed or has a file twice.
     """
     if problems := missing_folders(folders):
         raise ConfigError(problems[0])
-    found = [one for folder in folders for one in _listed(folder)]
+    listed = Listed()
+    found = [one for folder in folders for one in _listed(folder, listed)]
     if not any(one.num_rows for one in found):
         raise ConfigError(f"data_dir {list(folders)}: {META} lists no rows. Add data.")
     return found
 
 
-def _listed(folder: str) -> list[CsvFile]:
-    meta = os.path.join(folder, META)
-    try:
-        lines = Path(meta).expanduser().read_text("utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{meta}: the file cannot be read ({error}).") from error
+def _listed(folder: str, listed: Listed) -> list[CsvFile]:
     found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        name, _, count = line.strip().rpartition(" ")
-        if not name or not count.isdecimal():
-            raise ConfigError(
-                f"{meta}:{number}: expected a file name and a number of rows, got {line!r}."
-            )
-        found.append(_file(os.path.join(folder, name.strip()), int(count), f"{meta}:{number}"))
+    for line in read_meta(folder, 1, "data_dir"):
+        path = os.path.join(folder, line.names[0])
+        listed.add([path], line.place)
+        found.append(_file(path, line.num_rows, line.place))
     return found
 
 
@@ -163,9 +154,12 @@ class CsvFiles:
             try:
                 status = os.stat(Path(one.path).expanduser())
             except OSError as error:
-                raise self._changed(one, f"cannot be read any more ({error.strerror})") from error
-            if (status.st_size, status.st_mtime_ns) != (one.size, one.mtime_ns):
-                raise self._changed(one, "has been changed")
+                raise self._changed(one, f"cannot be read any more ({reason_of(error)})") from error
+            self._check_unchanged(one, status)
+
+    def _check_unchanged(self, file: CsvFile, status: os.stat_result) -> None:
+        if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+            raise self._changed(file, "has been changed")
 
     @staticmethod
     def _changed(file: CsvFile, what: str) -> ConfigError:
@@ -196,23 +190,69 @@ class CsvFiles:
             file, (places,) = self.files[number], np.nonzero(numbers == number)
             index = self._index(file)
             wanted = self._wanted(file, index.columns)
-            with open(Path(file.path).expanduser(), "rb") as opened:
-                for place in places.tolist():
-                    row = int(rows[place])
-                    begin, end = index.bounds[row - self._starts[number] + 1].tolist()
-                    opened.seek(begin)
-                    cells = self._cells(opened.read(end - begin), self.place_of(row))
-                    if len(cells) != len(index.columns):
-                        raise ConfigError(
-                            f"{self.place_of(row)} has {len(cells)} cells, but the header has "
-                            f"{len(index.columns)}. {_AGAIN}"
-                        )
-                    found[place] = [cells[one] for one in wanted]
+            contents = self._contents(file, index.bounds[rows[places] - self._starts[number] + 1])
+            for place, content in zip(places.tolist(), contents, strict=True):
+                where = self.place_of(int(rows[place]))
+                cells = self._cells(content, where)
+                if len(cells) != len(index.columns):
+                    raise ConfigError(
+                        f"{where} has {len(cells)} cells, but the header has "
+                        f"{len(index.columns)}. {_AGAIN}"
+                    )
+                found[place] = [cells[one] for one in wanted]
         return found
 
-    def has_column(self, name: str) -> bool:
-        """Return whether the header of the first file has a column."""
-        return name in self._index(self.files[0]).columns
+    def _contents(self, file: CsvFile, bounds: Ints) -> list[bytes]:
+        """Return the rows of a file with these bounds, if it is the file that was indexed."""
+        found = []
+        try:
+            with open(Path(file.path).expanduser(), "rb") as opened:
+                self._check_unchanged(file, os.fstat(opened.fileno()))
+                for begin, end in bounds.tolist():
+                    opened.seek(begin)
+                    found.append(opened.read(end - begin))
+        except OSError as error:
+            raise self._changed(file, f"cannot be read any more ({reason_of(error)})") from error
+        return found
+
+    def common_columns(self, names: Iterable[str]) -> list[str]:
+        """Return which of these columns the files have; no more than the headers are read.
+
+        Raises:
+            ConfigError: If some files have a column, and others lack it.
+        """
+        files = [one for one in self.files if one.num_rows]
+        headers = [self._header(one) for one in files]
+        found = []
+        for name in names:
+            has = [name in columns for columns in headers]
+            if any(has) and not all(has):
+                raise ConfigError(
+                    f"{files[has.index(True)].path} has the column {name}, but "
+                    f"{files[has.index(False)].path} lacks it. Prepare both in the same way."
+                )
+            found += [name] * any(has)
+        return found
+
+    def _header(self, file: CsvFile) -> tuple[str, ...]:
+        content = b""
+        try:
+            with open(Path(file.path).expanduser(), "rb") as opened:
+                for line in opened:
+                    content += line if content or line.strip() else b""
+                    if content and not (self._quotes and content.count(b'"') % 2):
+                        break
+        except OSError as error:
+            raise ConfigError(
+                f"{file.path}: the file cannot be read: {reason_of(error)}."
+            ) from error
+        return self._names(content, file)
+
+    def _names(self, header: bytes, file: CsvFile) -> tuple[str, ...]:
+        """Return the names of the columns in a header."""
+        content = header.removeprefix(b"\xef\xbb\xbf")
+        cells = self._cells(content, f"{file.path}: the header") if content else []
+        return tuple(one.strip() for one in cells)
 
     def _wanted(self, file: CsvFile, columns: tuple[str, ...]) -> list[int]:
         """Return the places of the columns in a file."""
@@ -230,23 +270,30 @@ class CsvFiles:
             )
         return [columns.index(name) for name in self.columns]
 
-    def _index(self, file: CsvFile) -> _Index:
-        key = (os.path.abspath(os.path.expanduser(file.path)), file.size, file.mtime_ns)
-        found = _INDICES.get(key)
-        if found is None:
-            bounds = row_bounds(file.path, quotes=self._quotes)
-            header = b""
-            if len(bounds):
-                with open(Path(file.path).expanduser(), "rb") as opened:
-                    header = opened.read(int(bounds[0, 1])).removeprefix(b"\xef\xbb\xbf")
-            columns = self._cells(header, f"{file.path}: the header") if header else []
-            found = _INDICES[key] = _Index(bounds, tuple(one.strip() for one in columns))
+    def _index(self, file: CsvFile) -> Index:
+        """Return where the rows of a file are, of which it must have as many as the list says."""
+        found = self.index_of(file)
         num_rows = max(0, len(found.bounds) - 1)
         if num_rows != file.num_rows:
             raise ConfigError(
                 f"{file.path}: the file has {num_rows} rows after its header, but {META} says "
                 f"{file.num_rows}. Correct {META}, or restore the file."
             )
+        return found
+
+    def index_of(self, file: CsvFile) -> Index:
+        """Return where the rows of a file are; `num_rows` of the file is not compared.
+
+        Raises:
+            ConfigError: If it cannot be read, or has changed.
+        """
+        path = os.path.abspath(os.path.expanduser(file.path))
+        key = (path, file.size, file.mtime_ns, self._quotes, self._format["delimiter"])
+        found = _INDICES.get(key)
+        if found is None:
+            bounds = row_bounds(file.path, quotes=self._quotes)
+            (header,) = self._contents(file, bounds[:1]) if len(bounds) else (b"",)
+            found = _INDICES[key] = Index(bounds, self._names(header, file))
         return found
 
     def _cells(self, content: bytes, place: str) -> list[str]:
@@ -257,15 +304,24 @@ class CsvFiles:
         return records[0] if records else []
 
 
-def whole_file(path: str, *, quotes: bool = True) -> CsvFile:
+def whole_file(path: str, *, delimiter: str = ",", quotes: bool = True) -> CsvFile:
     """Return what is known of a file that no list names, with all its rows.
+
+    Args:
+        path: The file.
+        delimiter: As of `CsvFiles`.
+        quotes: Likewise.
 
     Raises:
         ConfigError: If it cannot be read.
     """
-    num_rows = max(0, len(row_bounds(path, quotes=quotes)) - 1)
-    status = os.stat(Path(path).expanduser())
-    return CsvFile(path, status.st_size, status.st_mtime_ns, num_rows)
+    try:
+        status = os.stat(Path(path).expanduser())
+    except OSError as error:
+        raise ConfigError(f"{path}: the file cannot be read: {reason_of(error)}.") from error
+    file = CsvFile(path, status.st_size, status.st_mtime_ns, 0)
+    index = CsvFiles([file], (), delimiter=delimiter, quotes=quotes).index_of(file)
+    return file._replace(num_rows=max(0, len(index.bounds) - 1))
 
 
 def row_bounds(path: str, *, quotes: bool = True) -> Ints:

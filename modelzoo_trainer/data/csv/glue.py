@@ -26,10 +26,10 @@ from modelzoo_trainer.constraints import (
 from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints, whole_file
 from modelzoo_trainer.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.data.csv.processor import CsvProcessor, folders_of, say_ignored
-from modelzoo_trainer.data.csv.rows import Arrays, CsvRows
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary, missing_vocabulary
+from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, check_pad
 from modelzoo_trainer.data.csv.word_pieces import WordPieces, missing_library
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 _SHORTEST: Final = 5  # tokens: [CLS], [SEP] and a piece of each sentence
@@ -68,6 +68,14 @@ class SentenceRows(CsvRows):
         self._vocabulary, self._pieces, self._length = vocabulary, pieces, length
         self._labels, self._pads, self._subsets = labels, pads, tuple(subsets)
 
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        return (
+            *(self.files.columns, self._vocabulary.settings, self._pieces.lowercase),
+            *(self._length, sorted(self._labels.items()), self._pads, self._subsets),
+        )
+
     def follow_model(self, model: Any) -> None:
         """Check that the model has all labels.
 
@@ -86,6 +94,7 @@ class SentenceRows(CsvRows):
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
         self._vocabulary.check_model(vocab_size)
         check_length(self._length, max_position_embeddings)
+        check_pad("input_pad_id", self._pads[0], vocab_size, "vocab_size")
         super().check_model(vocab_size, max_position_embeddings)
 
     @override
@@ -185,7 +194,7 @@ class GlueProcessor(CsvProcessor):
         if problems := _missing(folders, names):
             raise ConfigError(problems[0])
         found = [
-            whole_file(os.path.join(folder, name), quotes=False)
+            whole_file(os.path.join(folder, name), delimiter="\t", quotes=False)
             for folder in folders
             for name in names
         ]

@@ -54,6 +54,14 @@ class Masking:
     replacements: Sequence[int]
     whole_words: bool = False
 
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """All arguments, as text the same in each run."""
+        return (
+            *(self.probability, self.max_predictions, self.mask_id, self.whole_words),
+            *(tuple(sorted(self.excluded)), tuple(self.replacements)),
+        )
+
     def mask(self, tokens: Sequence[str], ids: Sequence[int], seed: tuple[int, int, int]) -> Masked:
         """Hide tokens of a sequence.
 

@@ -16,11 +16,10 @@ from typing_extensions import override
 from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.data.csv.follow import followed
 from modelzoo_trainer.data.csv.masking import Masked, Masking
-from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, integers
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary
+from modelzoo_trainer.data.csv.rows import IGNORED_LABEL, Arrays, CsvRows, check_pad, integers
+from modelzoo_trainer.data.vocabulary import Vocabulary
 from modelzoo_trainer.errors import ConfigError
 
-IGNORED_LABEL: Final = -100
 _NUM_SEGMENTS, _NUM_CLASSES = 2, 2  # unless the model has other numbers
 _ADVICE: Final = "Prepare the data again."
 
@@ -111,10 +110,27 @@ class DynamicMaskRows(PretrainingRows):
         super().__init__(files, ("tokens",), ("segment_ids", "is_random_next"), **more)
         self.options = options
 
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        options = self.options
+        return (
+            *(options.vocabulary.settings, options.masking.settings, self.has_pairs),
+            *(options.length, options.gathers, options.scales),
+            *(options.input_pad, options.mask_pad, options.segment_pad, options.label_pad),
+        )
+
     @override
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
-        self.options.vocabulary.check_model(vocab_size)
-        check_length(self.options.length, max_position_embeddings)
+        options = self.options
+        options.vocabulary.check_model(vocab_size)
+        check_length(options.length, max_position_embeddings)
+        check_pad("input_pad_id", options.input_pad, vocab_size, "vocab_size")
+        check_pad(
+            *("labels_pad_id", options.label_pad, vocab_size, "vocab_size"), may_be_ignored=True
+        )
+        if self.has_pairs:
+            check_pad("segment_pad_id", options.segment_pad, self._num_segments, "num_segments")
         super().check_model(vocab_size, max_position_embeddings)
 
     @override
@@ -183,20 +199,32 @@ class DynamicMaskRows(PretrainingRows):
 
 
 class StaticMaskRows(PretrainingRows):
-    """Token ids of CSV files, hidden when the files were written."""
+    """Token ids of CSV files, hidden when the files were written.
+
+    Raises:
+        ConfigError: If the files differ in their columns, or lack the weights of positions.
+    """
 
     def __init__(self, files: Sequence[CsvFile], *, scales: bool, **more: Any) -> None:
-        header = CsvFiles(files, ())
-        self._names = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
-        self._names["labels"] = "labels"
-        for column, name in _OPTIONAL.items():
-            if header.has_column(column):
-                self._names[column] = name
+        self._names = {name: name for name in _REQUIRED}
+        for column in CsvFiles(files, ()).common_columns(_OPTIONAL):
+            self._names[column] = _OPTIONAL[column]
+        if _POSITIONS in self._names and "masked_lm_mask" not in self._names.values():
+            raise ConfigError(
+                f"{files[0].path}: the header has the column {_POSITIONS}, but not "
+                f"masked_lm_weights, so labels that fill a row would be trained on. Add the "
+                f"column: 1 for each label that counts, 0 for the others."
+            )
         super().__init__(
             files, tuple(self._names), ("token_type_ids", "next_sentence_label"), **more
         )
         self._scales = scales
         self._limits: tuple[int | None, int | None] = (None, None)
+
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        return self.files.columns, self._scales
 
     @override
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
@@ -223,7 +251,7 @@ class StaticMaskRows(PretrainingRows):
             whole = text if text.lstrip().startswith("[") else f"[{text}]"
             values = integers(self.parse(whole, column, row))
             if values is None:
-                raise self.refused(row, f"{column} must be integers.")
+                raise self.refused(row, f"{column} must be a list of integers.")
             if found and len(values) != len(found[0]):
                 raise self.refused(
                     row,
@@ -277,10 +305,12 @@ class StaticMaskRows(PretrainingRows):
                 )
 
 
+_POSITIONS: Final = "masked_lm_positions"
+_REQUIRED: Final = ("input_ids", "attention_mask", "labels")
 _OPTIONAL: Final = {
     "masked_lm_weights": "masked_lm_mask",
     "masked_lm_mask": "masked_lm_mask",
-    "masked_lm_positions": "masked_lm_positions",
+    _POSITIONS: _POSITIONS,
 }
 """Columns that files may have, and their names in a batch."""
 

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from modelzoo_trainer.data.csv.files import CsvFile, find_files, missing_folders
 from modelzoo_trainer.data.csv.rows import CsvRows
+from modelzoo_trainer.data.folders import distinct_folders
 from modelzoo_trainer.data.processor import LoadingOptions
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.data.stream_processor import StreamProcessor, say_without_effect
-from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
 
 _NO_EFFECT: Final = {
@@ -56,16 +56,13 @@ class CsvProcessor(StreamProcessor):
         raise NotImplementedError
 
 
-def folders_of(data_dir: str | list[str]) -> list[str]:
+def folders_of(data_dir: str | list[str]) -> tuple[str, ...]:
     """Return the folders that `data_dir` names.
 
     Raises:
-        ConfigError: If it names none.
+        ConfigError: If it names none, or one twice.
     """
-    folders = [data_dir] if isinstance(data_dir, str) else data_dir
-    if not folders or not all(isinstance(one, str) and one for one in folders):
-        raise ConfigError(f"data_dir: expected a folder or a list of folders, got {data_dir!r}.")
-    return folders
+    return distinct_folders(data_dir, "data_dir")
 
 
 def lacks_of(data_dir: str | list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import re
 from abc import abstractmethod
@@ -18,8 +19,9 @@ from modelzoo_trainer.data.csv.files import CsvFiles, Ints
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.errors import ConfigError
 
-_STRING: Final = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
-_QUOTES, _COMMA, _BRACKETS = 2, 2, 2  # characters
+_STRING: Final = re.compile(r"""'([^'\\\n\r]*)'|"([^"\\\n\r]*)\"""")
+IGNORED_LABEL: Final = -100
+_DIGEST_BYTES: Final = 4
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -27,7 +29,7 @@ Arrays = dict[str, NDArray[Any]]
 class CsvRows(BatchDataset):
     """A dataset of the rows of CSV files.
 
-    Subclasses make arrays of the cells of a batch.
+    Subclasses make arrays of the cells of a batch, and have `settings`.
 
     Args:
         files: The files.
@@ -40,9 +42,15 @@ class CsvRows(BatchDataset):
         self.epoch = 0
 
     @property
+    def settings(self) -> tuple[object, ...]:
+        """What decides the values of a batch, besides the files; as text the same in each run."""
+        return ()
+
+    @property
     def fingerprint(self) -> int:
-        """A number that changes with the files."""
-        return self.files.fingerprint
+        """A number that changes with the files and the settings."""
+        digest = hashlib.sha256(repr((self.files.fingerprint, self.settings)).encode())
+        return int.from_bytes(digest.digest()[:_DIGEST_BYTES], "big")
 
     def __len__(self) -> int:
         return self.files.num_rows
@@ -137,11 +145,13 @@ def parse_list(text: str) -> list[Any]:
     """
     text = text.strip()
     if text[1:2] in ("'", '"') and "\\" not in text:
-        strings = [one or other for one, other in _STRING.findall(text)]
-        num = len(strings)
-        size = sum(map(len, strings)) + _QUOTES * num + _COMMA * (num - 1) + _BRACKETS
-        if size == len(text):  # there is nothing else
-            return strings
+        first, *parts = _STRING.split(text)  # what is between strings, and two groups of each
+        between = parts[2::3]
+        if first == "[" and between[-1:] == ["]"] and set(between[:-1]) <= {", "}:
+            return [
+                other if one is None else one
+                for one, other in zip(parts[::3], parts[1::3], strict=True)
+            ]
     try:
         found = json.loads(text)
     except ValueError:
@@ -154,8 +164,31 @@ def parse_list(text: str) -> list[Any]:
     return found
 
 
+def check_pad(
+    argument: str, value: int, limit: int | None, limited_by: str, *, may_be_ignored: bool = False
+) -> None:
+    """Check a value that fills sequences.
+
+    Args:
+        argument: Name of the argument that has it.
+        value: The value.
+        limit: What it must be below; None = not known.
+        limited_by: Name of this limit in the model.
+        may_be_ignored: Whether -100 is allowed, a label that does not count.
+
+    Raises:
+        ConfigError: If it does not fit.
+    """
+    if may_be_ignored and value == IGNORED_LABEL:
+        return
+    if value < 0 or (limit is not None and value >= limit):
+        known = "" if limit is None else f" and below {limited_by} of the model ({limit})"
+        other = f", or {IGNORED_LABEL}" if may_be_ignored else ""
+        raise ConfigError(f"{argument} is {value}, but must be >= 0{known}{other}. Correct it.")
+
+
 def integers(values: Sequence[Any]) -> NDArray[np.int32] | None:
-    """Return numbers as int32; None if they are none, or have a fraction."""
+    """Return numbers as int32; None if they are none, have a fraction or are in lists again."""
     try:
         found = np.asarray(values)
         with np.errstate(invalid="ignore"):
@@ -163,7 +196,7 @@ def integers(values: Sequence[Any]) -> NDArray[np.int32] | None:
     except (ValueError, TypeError, OverflowError):
         return None
     is_numeric = found.dtype.kind in "biuf" or not found.size
-    return whole if is_numeric and np.array_equal(whole, found) else None
+    return whole if is_numeric and found.ndim == 1 and np.array_equal(whole, found) else None
 
 
 def _shown(text: str) -> str:

@@ -15,7 +15,7 @@ from modelzoo_trainer.constraints import Flag, NonNegativeSize, PositiveInt, Siz
 from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
-from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, integers
+from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, check_pad, integers
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 
 _COLUMNS: Final = ("input_ids", "labels", "token_type_ids", "cls_indices")
@@ -40,6 +40,11 @@ class SummarizationRows(CsvRows):
         self._num_labels: int | None = None
         self._num_segments = 2
 
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        return self._length, self._num, self._pad
+
     def follow_model(self, model: Any) -> None:
         """Take the numbers of labels and segments of the model, to check rows."""
         self._num_labels = getattr(model, "num_labels", None)
@@ -48,6 +53,7 @@ class SummarizationRows(CsvRows):
     @override
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
         check_length(self._length, max_position_embeddings)
+        check_pad("pad_id", self._pad, vocab_size, "vocab_size")
         self._vocab_size = vocab_size
         super().check_model(vocab_size, max_position_embeddings)
 

@@ -25,9 +25,9 @@ from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.data.csv.follow import followed
 from modelzoo_trainer.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
-from modelzoo_trainer.data.csv.rows import Arrays, CsvRows
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary, missing_vocabulary
+from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, check_pad
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError, reason_of
 
 _PAD: Final = "[PAD]"
@@ -64,20 +64,33 @@ class TokenLabelRows(CsvRows):
         self._includes_padding = bool(includes_padding)
         self._labels = None if label_file is None else read_labels(label_file)
 
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        labels = sorted((self._labels or {}).items())
+        return (
+            *(self._vocabulary.settings, labels, self._length, self._pads),
+            self._includes_padding,
+        )
+
     def follow_model(self, model: Any) -> None:
         """Take the settings of the model, unless the processor has its own.
 
         Raises:
-            ConfigError: If whether padding counts differs, or a label is no class of the model.
+            ConfigError: If a setting of both differs, or a label or `labels_pad_id` is no class of
+                the model.
         """
         label_file, includes_padding = self._given
         own = followed(
             self._owner, "include_padding_in_loss", includes_padding, model, default=False
         )
         self._includes_padding = bool(own)
-        path = label_file or getattr(model, "label_vocab_file", None)
+        path = followed(self._owner, "label_vocab_file", label_file, model, default=None)
         self._labels = None if path is None else read_labels(path)
         num_classes = getattr(model, "num_classes", None)
+        check_pad(
+            *("labels_pad_id", self._pads[2], num_classes, "num_classes"), may_be_ignored=True
+        )
         highest = max((self._labels or {"": 0}).values())
         if num_classes is not None and highest >= num_classes:
             raise ConfigError(
@@ -89,6 +102,7 @@ class TokenLabelRows(CsvRows):
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
         self._vocabulary.check_model(vocab_size)
         check_length(self._length, max_position_embeddings)
+        check_pad("input_pad_id", self._pads[0], vocab_size, "vocab_size")
         super().check_model(vocab_size, max_position_embeddings)
 
     @override
@@ -213,7 +227,7 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
         owner = type(self).__name__
         say_ignored(owner, {"shuffle_buffer": shuffle_buffer})
         say_ignored(owner, {"mask_whole_word": mask_whole_word}, "no token is hidden")
-        vocabulary = Vocabulary(vocab_file, do_lower=do_lower)
+        vocabulary = Vocabulary(vocab_file, case="lower_if_missing" if do_lower else "counts")
         pad = min(vocabulary.find([_PAD]), default=0) if input_pad_id is None else input_pad_id
         self._vocabulary = vocabulary
         self._rows: dict[str, Any] = {

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
-from modelzoo_trainer.data.csv.vocabulary import Vocabulary
+from modelzoo_trainer.data.vocabulary import Vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 _LIBRARY: Final = "tokenizers"
@@ -28,6 +28,7 @@ class WordPieces:
 
     def __init__(self, vocabulary: Vocabulary, *, lowercase: bool) -> None:
         library = _library()
+        self.lowercase = lowercase
         self._first = vocabulary.id_of("[CLS]", "vocab_file")
         self._end = vocabulary.id_of("[SEP]", "vocab_file")
         model = library.models.WordPiece(vocabulary.ids, unk_token=_UNKNOWN)

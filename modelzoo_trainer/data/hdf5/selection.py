@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
+from modelzoo_trainer.data.folders import distinct_folders
 from modelzoo_trainer.errors import ConfigError, suggest
 
 _RANGE: Final = re.compile(r"\s*(\d*\.?\d+|\d+\.)\s*-\s*(\d*\.?\d+|\d+\.)\s*")
 _KEYS: Final = ("data_dir", "weight", "data_subset")
+_ADVICE: Final = "Remove one; to use some folders more than others, set mixture."
 _SMALL: Final = Fraction(1, 20)
 """Members of a smaller share of a mixture do not decide the length of its epoch."""
 
@@ -84,21 +85,7 @@ def parse_sources(
 
 
 def _folders(data_dir: object, where: str) -> tuple[str, ...]:
-    folders = [data_dir] if isinstance(data_dir, str) else data_dir
-    fits = isinstance(folders, Sequence) and all(isinstance(one, str) and one for one in folders)
-    if not fits or not folders:
-        raise ConfigError(f"{where}: expected a folder or a list of folders, got {data_dir!r}.")
-    names: tuple[str, ...] = tuple(folders)  # type: ignore[arg-type]  # checked above
-    seen: dict[str, str] = {}
-    for name in names:
-        real = os.path.realpath(os.path.expanduser(name))
-        if real in seen:
-            raise ConfigError(
-                f"{where}: {name!r} and {seen[real]!r} are the same folder, whose samples would "
-                "be used twice. Remove one; to use some folders more than others, set mixture."
-            )
-        seen[real] = name
-    return names
+    return distinct_folders(data_dir, where, _ADVICE)
 
 
 def _member(given: object, where: str) -> Source:

@@ -17,19 +17,14 @@ from modelzoo_trainer.constraints import (
     Size,
     checked,
 )
+from modelzoo_trainer.data.folders import META, Listed, distinct_folders, read_meta
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.seq2seq.rows import Layout, PairRows, SpanRows, TranslationRows
 from modelzoo_trainer.data.seq2seq.spans import counts_of, longest_text
-from modelzoo_trainer.data.seq2seq.text_lines import (
-    META,
-    TextLines,
-    index_file,
-    read_meta,
-    warn_of_count,
-)
-from modelzoo_trainer.data.seq2seq.vocabulary import Vocabulary
+from modelzoo_trainer.data.seq2seq.text_lines import TextLines, index_file, warn_of_count
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.data.stream_processor import StreamProcessor, say_once, say_without_effect
+from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
 
@@ -48,8 +43,6 @@ _SHORTEST_INPUT: Final = 3
 _NUM_PACKED: Final = 128
 _NUM_LOOKED_AT: Final = 100  # lines, and tokens of a line
 _MOST_UNKNOWN: Final = 0.5  # share of the tokens
-
-log = logging.getLogger("modelzoo_trainer.data")
 
 
 class SpanOptions(NamedTuple):
@@ -123,7 +116,11 @@ class SequencePairProcessor(StreamProcessor):
             persistent_workers=persistent_workers,
         )
         vocabulary = Vocabulary(
-            src_vocab_file, extra_ids=extra_ids, lower=do_lower, unknown=oov_token
+            src_vocab_file,
+            argument="src_vocab_file",
+            oov_token=oov_token,
+            extra_ids=extra_ids,
+            case="lower" if do_lower else "counts",
         )
         pad_id = vocabulary.id_of(pad_token, "pad_token")
         layout = Layout(
@@ -135,9 +132,7 @@ class SequencePairProcessor(StreamProcessor):
             label_pad_id=_pad_id(vocabulary, labels_pad_id, "labels_pad_id", pad_id),
             has_weights=dynamic_loss_weight,
         )
-        folders = [src_data_dir] if isinstance(src_data_dir, str) else src_data_dir
-        if not folders:
-            raise ConfigError(f"{owner}.src_data_dir is empty. Give a folder, or a list of them.")
+        folders = distinct_folders(src_data_dir, "src_data_dir")
         spans = SpanOptions(num_documents_to_concatenate if pack_sequences else 1, seed)
         self.dataset = self.load(folders, vocabulary, layout, spans)
         _warn_of_unknown(self.dataset)
@@ -184,14 +179,12 @@ class SequencePairProcessor(StreamProcessor):
         """Check the arguments without opening files; return what is missing on this machine.
 
         Raises:
-            ConfigError: If lengths and sentinels do not fit.
+            ConfigError: If lengths and sentinels do not fit, or `src_data_dir` is invalid.
         """
         del others
         cls.check_lengths(src_max_sequence_length, tgt_max_sequence_length, extra_ids)
-        lacks = []
-        if not Path(src_vocab_file).expanduser().is_file():
-            lacks.append(f"src_vocab_file {src_vocab_file!r} is not a file.")
-        folders = [src_data_dir] if isinstance(src_data_dir, str) else src_data_dir
+        lacks = missing_vocabulary(src_vocab_file, "src_vocab_file")
+        folders = distinct_folders(src_data_dir, "src_data_dir")
         return lacks + [
             f"src_data_dir {folder!r} is not a folder with a file {META}."
             for folder in folders
@@ -253,10 +246,12 @@ class T5DynamicDataProcessor(SequencePairProcessor):
     def open(
         self, folders: Sequence[str], vocabulary: Vocabulary, layout: Layout, spans: SpanOptions
     ) -> PairRows:
-        files = []
+        files, listed = [], Listed()
         for folder in folders:
             for meta in read_meta(folder, 1, "src_data_dir"):
-                found = index_file(str(Path(folder).expanduser() / meta.names[0]))
+                path = str(Path(folder).expanduser() / meta.names[0])
+                listed.add([path], meta.place)
+                found = index_file(path)
                 warn_of_count(meta, found)
                 files.append(found)
         lines, (num_packed, seed) = TextLines(files), spans
@@ -335,10 +330,12 @@ class TransformerDynamicDataProcessor(SequencePairProcessor):
     def open(
         self, folders: Sequence[str], vocabulary: Vocabulary, layout: Layout, spans: SpanOptions
     ) -> PairRows:
-        pairs = []
+        pairs, listed = [], Listed()
         for folder in folders:
             for meta in read_meta(folder, 2, "src_data_dir"):
-                source, target = (index_file(_place_of(name, folder)) for name in meta.names)
+                paths = [_place_of(name, folder) for name in meta.names]
+                listed.add(paths, meta.place)
+                source, target = (index_file(one) for one in paths)
                 if len(source.num_pieces) != len(target.num_pieces):
                     raise ConfigError(
                         f"{meta.place}: {source.path} has {len(source.num_pieces)} lines, but "
@@ -371,18 +368,16 @@ def _place_of(name: str, folder: str) -> str:
     if not path.exists():
         return str(inside)
     if inside.exists() and not inside.samefile(path):
-        log.warning(
-            "%s is in the working directory and in %s; that of the working directory is used. "
-            "Write an absolute path in %s for the other one.",
-            name,
-            folder,
-            META,
+        say_once(
+            f"{name} is in the working directory and in {folder}; that of the working directory is "
+            f"used. Write an absolute path in {META} for the other one.",
+            logging.WARNING,
         )
     return str(path)
 
 
 def _warn_of_unknown(dataset: PairRows) -> None:
-    """Warn if the vocabulary lacks most pieces at the start of a text."""
+    """Warn once if the vocabulary lacks most pieces at the start of a text."""
     vocabulary = dataset.vocabulary
     for lines in dataset.lines:
         pieces: list[str] = []
@@ -390,14 +385,12 @@ def _warn_of_unknown(dataset: PairRows) -> None:
             pieces += vocabulary.pieces_of(lines.read([number])[0])[:_NUM_LOOKED_AT]
         unknown = vocabulary.num_unknown(pieces)
         if unknown > len(pieces) * _MOST_UNKNOWN:
-            log.warning(
-                "%s: %d of its first %d tokens are not in the vocabulary %s, as %s, and get the id "
-                "of oov_token. The text must consist of tokens of that file, with blanks between.",
-                lines.files[0].path,
-                unknown,
-                len(pieces),
-                vocabulary.path,
-                next(repr(one) for one in pieces if vocabulary.num_unknown([one])),
+            example = next(one for one in pieces if vocabulary.num_unknown([one]))
+            say_once(
+                f"{lines.files[0].path}: {unknown} of its first {len(pieces)} tokens are not in "
+                f"the vocabulary {vocabulary.path}, as {example!r}, and get the id of oov_token. "
+                f"The text must consist of tokens of that file, with blanks between.",
+                logging.WARNING,
             )
 
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.data.processor import BatchDataset, mixed_seed
 from modelzoo_trainer.data.seq2seq.spans import SHORTEST, Tokens, corrupt, longest_text
 from modelzoo_trainer.data.seq2seq.text_lines import Ints, TextLines, fingerprint_of
-from modelzoo_trainer.data.seq2seq.vocabulary import Vocabulary
+from modelzoo_trainer.data.vocabulary import Vocabulary
 from modelzoo_trainer.errors import ConfigError
 
 
@@ -77,14 +77,23 @@ def _mask(lengths: Ints, size: int) -> NDArray[np.int32]:
 
 
 class PairRows(BatchDataset):
-    """A dataset of inputs and outputs from text files."""
+    """A dataset of inputs and outputs from text files.
 
-    def __init__(self, vocabulary: Vocabulary, layout: Layout, lines: Sequence[TextLines]) -> None:
+    Args:
+        vocabulary: The ids of tokens.
+        layout: Of the batches.
+        lines: The texts.
+        settings: What else decides the samples.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, layout: Layout, lines: Sequence[TextLines], *settings: object
+    ) -> None:
         self.vocabulary = vocabulary
         self.layout = layout
         self.lines = tuple(lines)
-        self.fingerprint = fingerprint_of(lines, vocabulary.size, vocabulary.digest, layout)
-        """A number that changes with the files and the vocabulary."""
+        self.fingerprint = fingerprint_of(lines, vocabulary.settings, layout, settings)
+        """A number that changes with the files, the vocabulary and the settings."""
         self._epoch = 0
 
     def __getitem__(self, index: int) -> Any:
@@ -159,7 +168,7 @@ class SpanRows(PairRows):
         num_packed: int,
         seed: int,
     ) -> None:
-        super().__init__(vocabulary, layout, [lines])
+        super().__init__(vocabulary, layout, [lines], num_packed)
         self._seed = seed
         self._length = longest_text(layout.input_length)
         self._token_ends = np.cumsum(lines.num_pieces)
@@ -193,11 +202,13 @@ class SpanRows(PairRows):
             int(np.searchsorted(self._token_ends, place, side="right"))
             for place in (start, stop - 1)
         )
-        pieces: list[str] = []
-        for text in self.lines[0].read(range(first, last + 1)):
-            pieces += self.vocabulary.pieces_of(text)
-        skipped = start - (int(self._token_ends[first - 1]) if first else 0)
-        return self.vocabulary.ids_of(pieces[skipped : skipped + stop - start])
+        lines, pieces = self.lines[0], list[str]()
+        for line in range(first, last + 1):
+            end, num = int(self._token_ends[line]), int(lines.num_pieces[line])
+            begin, until = max(0, start - end + num), min(num, stop - end + num)
+            text, skipped = lines.read_pieces(line, begin, until)
+            pieces += self.vocabulary.pieces_of(text)[skipped : skipped + until - begin]
+        return _ids(self.vocabulary, pieces)
 
 
 class TranslationRows(PairRows):
@@ -243,6 +254,10 @@ class TranslationRows(PairRows):
     def _row(self, index: int) -> tuple[Tokens, Tokens]:
         line, vocabulary = int(self._lines[index]), self.vocabulary
         source, target = (
-            vocabulary.ids_of(vocabulary.pieces_of(one.read([line])[0])) for one in self.lines
+            _ids(vocabulary, vocabulary.pieces_of(one.read([line])[0])) for one in self.lines
         )
         return source, target
+
+
+def _ids(vocabulary: Vocabulary, pieces: Sequence[str]) -> Tokens:
+    return np.asarray(vocabulary.ids_of(pieces), dtype=np.int32)

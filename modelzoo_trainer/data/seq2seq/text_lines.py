@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modelzoo_trainer.data.folders import MetaLine
+from modelzoo_trainer.data.stream_processor import say_once
 from modelzoo_trainer.errors import ConfigError, reason_of
 
-log = logging.getLogger("modelzoo_trainer.data")
-
-META: Final = "meta.dat"
 _DIGEST_BYTES: Final = 4
+_MARK: Final = 4096  # pieces between two positions that are kept of a long line
+_PIECE: Final = re.compile(r"\S+")  # as str.split() finds them
 _INDEXED: Final[dict[tuple[str, int, int], TextFile]] = {}
 """Files indexed by this process: a dataloader is created for each validation."""
 
@@ -33,6 +36,7 @@ class TextFile(NamedTuple):
         mtime_ns: When it was changed.
         starts: Position of each line, and of the end of the file.
         num_pieces: Pieces of text of each line, which blanks separate.
+        marks: Where each 4096th piece of a long line begins, from the start of the line; by line.
 
     Shapes:
         starts: (lines + 1,). num_pieces: (lines,).
@@ -43,14 +47,7 @@ class TextFile(NamedTuple):
     mtime_ns: int
     starts: Ints
     num_pieces: Ints
-
-
-class MetaLine(NamedTuple):
-    """A line of `meta.dat`: the names of files, and the number of their lines."""
-
-    names: tuple[str, ...]
-    num_lines: int
-    place: str
+    marks: Mapping[int, Ints]
 
 
 def index_file(path: str) -> TextFile:
@@ -60,7 +57,8 @@ def index_file(path: str) -> TextFile:
         ConfigError: If it cannot be read, or is not UTF-8.
 
     Cost:
-        Reads the whole file, about 100 MB per second; keeps 16 bytes per line.
+        Reads the whole file, about 100 MB per second; keeps 16 bytes per line, and 8 per 4096
+        pieces of a long one.
     """
     try:
         found = Path(path).stat()
@@ -74,12 +72,26 @@ def index_file(path: str) -> TextFile:
 
 def _indexed(path: str, size: int, mtime_ns: int) -> TextFile:
     lengths, counts = [0], []
+    marks: dict[int, Ints] = {}
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             lengths.append(len(line))
-            counts.append(len(_text(line, path, number).split()))
+            text = _text(line, path, number)
+            counts.append(len(text.split()))
+            if counts[-1] > _MARK:
+                marks[number - 1] = _marks(text)
     starts = np.cumsum(lengths, dtype=np.int64)
-    return TextFile(path, size, mtime_ns, starts, np.asarray(counts, dtype=np.int64))
+    return TextFile(path, size, mtime_ns, starts, np.asarray(counts, dtype=np.int64), marks)
+
+
+def _marks(text: str) -> Ints:
+    """Return the position in bytes of each 4096th piece."""
+    places = [match.start() for match in islice(_PIECE.finditer(text), 0, None, _MARK)]
+    sizes = [
+        len(text[start:stop].encode())
+        for start, stop in zip([0, *places[:-1]], places, strict=True)
+    ]
+    return np.cumsum(sizes, dtype=np.int64)
 
 
 def _text(line: bytes, path: str, number: int) -> str:
@@ -91,49 +103,14 @@ def _text(line: bytes, path: str, number: int) -> str:
         ) from error
 
 
-def read_meta(folder: str, num_names: int, argument: str) -> list[MetaLine]:
-    """Return the lines of `meta.dat` of a folder.
-
-    `num_names`: names of files in a line, before the number of their lines.
-
-    Raises:
-        ConfigError: If it cannot be read, or a line has another form.
-    """
-    path = Path(folder).expanduser() / META
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else str(error)
-        raise ConfigError(
-            f"{argument} {folder!r}: {META} cannot be read: {reason}. The folder must have this "
-            f"file, with a line for each {'file' if num_names == 1 else 'pair of files'}: "
-            f"{'name' if num_names == 1 else 'source and target'}, and the number of lines."
-        ) from error
-    found = []
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words:
-            continue
-        if len(words) != num_names + 1 or not words[-1].isdecimal():
-            raise ConfigError(
-                f"{path}:{number}: expected {num_names} file names and a number, got {line!r}."
-            )
-        found.append(MetaLine(tuple(words[:-1]), int(words[-1]), f"{path}:{number}"))
-    if not found:
-        raise ConfigError(f"{path} names no file.")
-    return found
-
-
 def warn_of_count(meta: MetaLine, found: TextFile) -> None:
-    """Warn if a file has another number of lines than `meta.dat` says."""
+    """Warn once if a file has another number of lines than `meta.dat` says."""
     num = len(found.num_pieces)
-    if num != meta.num_lines:
-        log.warning(
-            "%s: %s has %d lines, not %d; all of its lines are used.",
-            meta.place,
-            found.path,
-            num,
-            meta.num_lines,
+    if num != meta.num_rows:
+        say_once(
+            f"{meta.place}: {found.path} has {num} lines, not {meta.num_rows}; all of its lines "
+            f"are used.",
+            logging.WARNING,
         )
 
 
@@ -157,19 +134,46 @@ class TextLines:
         """
         texts = []
         for line in lines:
-            number = int(np.searchsorted(self._ends, line, side="right"))
-            file = self.files[number]
-            within = line - int(self._ends[number]) + len(file.num_pieces)
+            file, within = self._place(line)
             start, stop = (int(one) for one in file.starts[within : within + 2])
-            try:
-                with open(file.path, "rb") as opened:
-                    _check_unchanged(file, os.fstat(opened.fileno()))
-                    opened.seek(start)
-                    found = opened.read(stop - start)
-            except OSError as error:
-                raise ConfigError(f"{file.path} cannot be read: {reason_of(error)}.") from error
-            texts.append(_text(found, file.path, within + 1))
+            texts.append(self._text(file, within, start, stop))
         return texts
+
+    def read_pieces(self, line: int, first: int, last: int) -> tuple[str, int]:
+        """Return a part of a line with the pieces [first, last), and how many precede them in it.
+
+        Raises:
+            ConfigError: As `read`.
+
+        Cost:
+            Of a long line, reads less than 8192 pieces more than those.
+        """
+        file, within = self._place(line)
+        start, stop = (int(one) for one in file.starts[within : within + 2])
+        marks = file.marks.get(within)
+        if marks is None:
+            return self._text(file, within, start, stop), first
+        before, after = first // _MARK, -(-last // _MARK)
+        if after < len(marks):
+            stop = start + int(marks[after])
+        return self._text(file, within, start + int(marks[before]), stop), first - before * _MARK
+
+    def _place(self, line: int) -> tuple[TextFile, int]:
+        """Return the file of a line, and its number in the file, from 0."""
+        number = int(np.searchsorted(self._ends, line, side="right"))
+        file = self.files[number]
+        return file, line - int(self._ends[number]) + len(file.num_pieces)
+
+    @staticmethod
+    def _text(file: TextFile, line: int, start: int, stop: int) -> str:
+        try:
+            with open(file.path, "rb") as opened:
+                _check_unchanged(file, os.fstat(opened.fileno()))
+                opened.seek(start)
+                found = opened.read(stop - start)
+        except OSError as error:
+            raise ConfigError(f"{file.path} cannot be read: {reason_of(error)}.") from error
+        return _text(found, file.path, line + 1)
 
     def check_unchanged(self) -> None:
         """Check that the files are as they were when they were indexed.

@@ -131,6 +131,17 @@ def test_masks_depend_on_seed_epoch_and_row_alone(dynamic):
     assert torch.equal(torch.cat([one["input_ids"] for one in workers]), first)
 
 
+def test_what_decides_a_batch_is_in_the_fingerprint(dynamic):
+    before = dynamic().dataset.fingerprint
+    assert dynamic().dataset.fingerprint == before
+    for changes in (
+        *({"masked_lm_prob": 0.2}, {"mask_whole_word": True}, {"max_predictions_per_seq": 2}),
+        *({"exclude_from_masking": ["a"]}, {"do_lower": True}, {"oov_token": "a"}),
+        *({"max_sequence_length": LENGTH + 1}, {"labels_pad_id": 1}, {"disable_nsp": True}),
+    ):
+        assert dynamic(**changes).dataset.fingerprint != before
+
+
 def test_whole_words_are_hidden_together(dynamic):
     tokens = ["[CLS]", "the", "##m", "a", "##m", "##m", "b", "[SEP]"]
     rows = [{"tokens": tokens, "segment_ids": [0] * 8, "is_random_next": 0}] * 40
@@ -200,6 +211,20 @@ def test_padding_has_the_given_values(dynamic):
     assert [batch[key][0, -1].item() for key in keys] == [5, 2, 1, -100]
 
 
+@pytest.mark.parametrize(
+    ("pads", "facts"),
+    [
+        ({"input_pad_id": 13}, r"input_pad_id is 13, .* vocab_size of the model \(13\)"),
+        ({"labels_pad_id": 13}, r"labels_pad_id is 13, .* vocab_size .* -100"),
+        ({"labels_pad_id": -1}, r"labels_pad_id is -1, .* -100"),
+        ({"segment_pad_id": 2}, r"segment_pad_id is 2, .* num_segments of the model \(2\)"),
+    ],
+)
+def test_padding_that_the_model_lacks_is_refused(dynamic, pads, facts):
+    with pytest.raises(ConfigError, match=facts):
+        check_model(dynamic(**pads), SimpleNamespace(vocab_size=13))
+
+
 def test_what_cannot_work_is_refused(dynamic, tmp_path):
     with pytest.raises(ConfigError, match=r"vocab_file .* has 13 tokens.*vocab_size is 12"):
         check_model(dynamic(), SimpleNamespace(vocab_size=12))
@@ -232,6 +257,7 @@ def test_what_cannot_work_is_refused(dynamic, tmp_path):
         ("segment_ids", [0] * 9, "segment_ids must be integers, 10"),
         ("segment_ids", [0] * 9 + [2], "segment_ids has 2 at 9.* below 2"),
         ("segment_ids", [-1] * 10, "segment_ids has -1 at 0"),
+        ("segment_ids", [[0]] * 10, "segment_ids must be integers, 10"),
     ],
 )
 def test_cells_that_no_model_can_use_are_refused(dynamic, column, value, facts):
@@ -313,6 +339,24 @@ def test_columns_may_be_missing(static):
     assert batch["mlm_loss_scale"].tolist() == [[1.0], [1.0]]
 
 
+def without(*names):
+    return {key: value for key, value in static_row(0).items() if key not in names}
+
+
+def test_files_with_other_columns_are_refused(tmp_path):
+    folder = write_folder(tmp_path, [without("masked_lm_weights")], [static_row(0)])
+    with pytest.raises(ConfigError, match=r"part 1.* has .* masked_lm_weights, .*part 0.* lacks"):
+        BertCSVDataProcessor(data_dir=folder, batch_size=2)
+    write_folder(tmp_path, [static_row(0)], [without("masked_lm_weights")])
+    with pytest.raises(ConfigError, match=r"part 0.* has .* masked_lm_weights, .*part 1.* lacks"):
+        BertCSVDataProcessor(data_dir=folder, batch_size=2)
+
+
+def test_positions_without_weights_are_refused(static):
+    with pytest.raises(ConfigError, match=r"part 0.csv: .*masked_lm_positions.*masked_lm_weights"):
+        static([without("masked_lm_weights")])
+
+
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
@@ -326,7 +370,9 @@ def test_columns_may_be_missing(static):
         ({"next_sentence_label": 2}, "row 2: next_sentence_label has 2 at 0.* below 2"),
         ({"attention_mask": [1, 1, 1, 2]}, "row 2: attention_mask has 2 at 3"),
         ({"labels": [8, 0, 0]}, "row 2: labels has 3 values, but other rows have 2"),
-        ({"masked_lm_weights": [0.5, 0]}, "row 2: masked_lm_weights must be integers"),
+        ({"masked_lm_weights": [0.5, 0]}, "row 2: masked_lm_weights must be .* integers"),
+        ({"labels": [[8, 0], [8, 0]]}, "row 2: labels must be a list of integers"),
+        ({"labels": [[8, 0], [8]]}, "row 2: labels must be a list of integers"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(static, change, facts):

@@ -6,12 +6,23 @@ import numpy as np
 import pytest
 
 from modelzoo_trainer.data.csv import files as module
-from modelzoo_trainer.data.csv.files import CsvFiles, find_files, row_bounds
+from modelzoo_trainer.data.csv.files import CsvFiles, find_files, row_bounds, whole_file
 from modelzoo_trainer.data.csv.rows import parse_list
 from modelzoo_trainer.errors import ConfigError
 from tests.data.csv.written import write_folder
 
 ODD = ["plain", "a, b", 'say "x"', "two\nlines", "", "\xfc, \xdf", "end\r\n"]
+
+
+NO_LISTS = [
+    "('a', 'b')",
+    "('a', 'b']",
+    "['a'##'b']",
+    "['a', 'b'",
+    "{'a', 'b'}",
+    "['a';;'b']",
+    "['a\nb']",
+]
 
 
 def rows_of(*texts):
@@ -58,6 +69,21 @@ def test_what_does_not_fit_is_refused_with_its_place(tmp_path):
         CsvFiles(find_files([folder]), ("text",)).read(np.array([1]))
 
 
+def test_how_a_file_is_read_belongs_to_what_is_known_of_it(tmp_path, monkeypatch):
+    (tmp_path / "f").write_text('a,b\tc\n"1\t2\n3\t4"\n')
+    path = str(tmp_path / "f")
+    plain = whole_file(path, delimiter="\t", quotes=False)
+    assert plain.num_rows == 2
+    quoted = whole_file(path)
+    assert quoted.num_rows == 1
+    scanned = []
+    monkeypatch.setattr(module, "row_bounds", lambda *given, **_: scanned.append(given))
+    tabs = CsvFiles([plain], (), delimiter="\t", quotes=False)
+    assert tabs.read(np.arange(2)) == [['"1', "2"], ["3", '4"']]
+    assert CsvFiles([quoted], (), delimiter=",").common_columns(["a", "c"]) == ["a"]
+    assert not scanned  # they were when the rows were counted
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
     (tmp_path / "f.csv").write_text("h,h\n1,2\n")
     (tmp_path / "meta.dat").write_text("f.csv 1\n")
@@ -88,6 +114,18 @@ def test_a_change_during_a_run_is_noticed(tmp_path):
         files.check_unchanged()
 
 
+def test_a_change_within_an_epoch_is_noticed(tmp_path):
+    folder = write_folder(tmp_path, rows_of("x", "y"))
+    files = CsvFiles(find_files([folder]), ("text",))
+    assert files.read(np.array([0])) == [["x"]]
+    (tmp_path / "part 0.csv").write_text("number,text\n1,abc\n2,d\n")
+    with pytest.raises(ConfigError, match=r"part 0\.csv: the file has been changed"):
+        files.read(np.array([1]))
+    (tmp_path / "part 0.csv").unlink()
+    with pytest.raises(ConfigError, match=r"part 0\.csv: the file cannot be read any more"):
+        files.read(np.array([1]))
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -99,7 +137,9 @@ def test_lists_are_read_as_python_writes_them(value):
     assert parse_list(repr(value)) == value
 
 
-@pytest.mark.parametrize("text", ["", "1", "['a', b]", "__import__('os')", "['a' 'b'", "(1, 2)"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "['a', b]", "__import__('os')", "['a' 'b'", "(1, 2)", *NO_LISTS]
+)
 def test_anything_else_is_no_list(text):
     with pytest.raises(ValueError, match="is not a list"):
         parse_list(text)

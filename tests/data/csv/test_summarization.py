@@ -41,6 +41,12 @@ def test_every_sentence_counts_the_first_one_too(loader):
     BertSummarizer(**SIZES)(batch)["loss"].backward()
 
 
+def test_what_decides_a_batch_is_in_the_fingerprint(loader):
+    before = loader(ROW).dataset.fingerprint
+    for changes in ({"max_sequence_length": 7}, {"max_cls_tokens": 2}, {"pad_id": 1}):
+        assert loader(ROW, **changes).dataset.fingerprint != before
+
+
 def test_long_documents_lose_the_sentences_that_are_cut(loader):
     (batch,) = loader(ROW, max_sequence_length=3)
     assert batch["input_ids"].tolist() == [[2, 7, 3]]
@@ -63,6 +69,8 @@ def test_what_does_not_fit_is_refused(loader):
         check_model(rows, SimpleNamespace(vocab_size=51, num_labels=2))
         with pytest.raises(ConfigError, match=facts):
             next(iter(rows))
+    with pytest.raises(ConfigError, match=r"pad_id is 51, .* vocab_size of the model"):
+        check_model(loader(ROW, pad_id=51), SimpleNamespace(vocab_size=51))
     with pytest.raises(ConfigError, match="there are 3 cells"):
         next(iter(loader({key: ROW[key] for key in "abc"})))
     with pytest.raises(ConfigError, match="max_position_embeddings is 7"):

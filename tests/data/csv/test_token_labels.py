@@ -1,6 +1,7 @@
 """The processor of tokens with labels."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from modelzoo_trainer.data.csv.token_labels import BertTokenClassifierDataProces
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataset_info import check_model
 from modelzoo_trainer.models.bert.token_heads import BertTokenClassifier
-from tests.data.csv.written import write_folder, write_vocabulary
+from tests.data.csv.written import TOKENS, write_folder, write_vocabulary
 from tests.models.bert_cases import SIZES
 
 ROW = {"tokens": "[CLS] the ##m zebra [SEP]", "labels": "O B I O O"}
@@ -53,7 +54,8 @@ def test_tokens_and_labels_become_numbers(loader):
     assert [batch[key][0, -1].item() for key in keys] == [5, 1, 2, 0]
 
 
-def test_settings_follow_the_model(loader, labels):
+def test_settings_follow_the_model(loader, labels, tmp_path):
+    other = str(shutil.copy(labels, tmp_path / "other.json"))
     settings = {"num_classes": 3, "encoder_output_dropout_rate": 0.1}
     model = BertTokenClassifier(
         **SIZES, **settings, label_vocab_file=labels, include_padding_in_loss=True
@@ -67,8 +69,39 @@ def test_settings_follow_the_model(loader, labels):
     model(batch)["loss"].backward()
     with pytest.raises(ConfigError, match=r"include_padding_in_loss is false.* is true"):
         check_model(loader(ROW, include_padding_in_loss=False), model)
+    for pads, facts in (
+        ({"labels_pad_id": 3}, r"labels_pad_id is 3, .* num_classes of the model \(3\), or -100"),
+        ({"labels_pad_id": -1}, "labels_pad_id is -1"),
+        ({"input_pad_id": 50}, r"input_pad_id is 50, .* vocab_size"),
+    ):
+        with pytest.raises(ConfigError, match=facts):
+            check_model(loader(ROW, **pads), SimpleNamespace(num_classes=3, vocab_size=50))
+    with pytest.raises(ConfigError, match=r"label_vocab_file is .*other.json.*labels.json"):
+        check_model(loader(ROW, label_vocab_file=other), model)
     with pytest.raises(ConfigError, match="label number 2, but num_classes of the model is 2"):
         check_model(rows, SimpleNamespace(num_classes=2, label_vocab_file=labels))
+
+
+def test_what_decides_a_batch_is_in_the_fingerprint(loader, tmp_path):
+    before = loader(ROW).dataset.fingerprint
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"O": 0, "B": 2, "I": 1}))
+    for changes in (
+        {"label_vocab_file": str(other)},
+        {"max_sequence_length": 7},
+        {"do_lower": True},
+    ):
+        assert loader(ROW, **changes).dataset.fingerprint != before
+    assert loader(ROW).dataset.fingerprint == before
+    write_vocabulary(tmp_path / "vocab.txt", [*TOKENS[:-1], "z"])
+    rows = BertTokenClassifierDataProcessor(
+        data_dir=str(tmp_path / "data"),
+        vocab_file=str(tmp_path / "vocab.txt"),
+        batch_size=1,
+        max_sequence_length=6,
+        label_vocab_file=str(tmp_path / "labels.json"),
+    )
+    assert rows.dataset.fingerprint != before
 
 
 def test_what_does_not_fit_is_refused(loader, tmp_path):

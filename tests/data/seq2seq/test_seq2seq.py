@@ -15,6 +15,7 @@ import torch
 from modelzoo_trainer import Callback, register_global_callback
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.data import stream_processor
+from modelzoo_trainer.data.seq2seq import text_lines
 from modelzoo_trainer.data.seq2seq.processors import (
     T5DynamicDataProcessor,
     TransformerDynamicDataProcessor,
@@ -205,6 +206,28 @@ def test_packed_documents_are_joined_and_none_is_lost(vocabulary: str, documents
     assert texts == [joined[:32], joined[32:64], joined[64:], ids[:32], ids[20:52]]
 
 
+@pytest.mark.parametrize("mark", [1, 3, 32, 33, 70])
+def test_of_a_long_document_only_a_part_is_read(
+    vocabulary: str, documents: str, mark: int, monkeypatch
+) -> None:
+    text = "\u2003w1\u00a0 w\u00e9 w2 " + words(*range(67)).replace(" w5", "\x1c\u3000w5") + " W3\n"
+    (Path(documents) / "a.txt").write_text(f"{text}w1\n{words(*range(32))}\n")
+    packed = {"pack_sequences": True, "num_documents_to_concatenate": 2}
+    for changes in ({}, {"do_lower": True}, packed):
+        monkeypatch.setattr(text_lines, "_INDEXED", {})
+        monkeypatch.setattr(text_lines, "_MARK", 10**6)
+        expected = rows_of(spans(vocabulary, documents, **changes).dataset)
+        monkeypatch.setattr(text_lines, "_INDEXED", {})
+        monkeypatch.setattr(text_lines, "_MARK", mark)
+        dataset = spans(vocabulary, documents, **changes).dataset
+        assert rows_of(dataset) == expected
+    lines = dataset.lines[0]
+    for first, last in ((0, 1), (35, 40), (70, 71)):
+        part, skipped = lines.read_pieces(0, first, last)
+        assert part.split()[skipped : skipped + last - first] == text.split()[first:last]
+        assert len(part.split()) < last - first + 2 * mark
+
+
 def test_other_pieces_are_unknown_and_case_counts_unless_lowered(
     vocabulary: str, tmp_path: Path
 ) -> None:
@@ -305,7 +328,8 @@ def test_packing_of_pairs_has_no_effect(vocabulary: str, pairs: str, caplog) -> 
 
 def test_another_number_of_lines_than_stated_is_reported(vocabulary, documents, caplog) -> None:
     (Path(documents) / "meta.dat").write_text("a.txt 3\nb.txt 7\n")
-    spans(vocabulary, documents)
+    for _ in range(2):
+        spans(vocabulary, documents)
     (message,) = caplog.messages
     assert "meta.dat:2" in message
     assert "2 lines, not 7" in message
@@ -383,6 +407,12 @@ def test_another_order_of_the_vocabulary_is_other_data(vocabulary: str, document
     assert spans(vocabulary, documents).dataset.fingerprint != before
 
 
+def test_what_decides_the_samples_is_in_the_fingerprint(vocabulary: str, documents: str) -> None:
+    before = spans(vocabulary, documents).dataset.fingerprint
+    for changes in ({"do_lower": True}, {"oov_token": "w1"}, {"pack_sequences": True}):
+        assert spans(vocabulary, documents, **changes).dataset.fingerprint != before
+
+
 def test_another_split_of_a_text_is_other_data(vocabulary: str, documents: str) -> None:
     before = spans(vocabulary, documents).dataset.fingerprint
     (Path(documents) / "b.txt").write_text(f"{words(*range(20, 53))}\n\n")  # as many bytes, lines
@@ -393,7 +423,8 @@ def test_another_split_of_a_text_is_other_data(vocabulary: str, documents: str) 
 def test_text_that_the_vocabulary_lacks_is_reported(vocabulary, pairs, number, caplog) -> None:
     path = Path(pairs) / ("a.src", "a.tgt")[number]
     path.write_text("The quick w1\n" * 5)
-    translation(vocabulary, pairs)
+    for _ in range(2):
+        translation(vocabulary, pairs)
     (message,) = [one for one in caplog.messages if "not in the vocabulary" in one]
     facts = [str(path), "10 of its first 15", vocabulary, "'The'"]
     assert all(fact in message for fact in facts)
@@ -421,6 +452,7 @@ def test_two_files_that_a_name_may_mean_are_reported(
     other.mkdir()
     (other / "a.src").write_text("w1 w2\n" * 5)
     monkeypatch.chdir(other)
+    translation(vocabulary, pairs)
     found = translation(vocabulary, pairs)
     (message,) = [one for one in caplog.messages if "working directory" in one]
     assert message.startswith("a.src ")
