@@ -128,8 +128,23 @@ class PairRows(BatchDataset):
         for one in self.lines:
             one.check_unchanged()
 
+    def follow_model(self, model: Any) -> None:
+        """Check that sequences are not longer than those of a model.
+
+        Raises:
+            ConfigError: If they are.
+        """
+        lengths = {"src": self.layout.input_length, "tgt": self.layout.target_length}
+        for side, length in lengths.items():
+            longest = getattr(model, f"{side}_max_position_embeddings", None)
+            if type(longest) is int and length > longest:
+                raise ConfigError(
+                    f"{side}_max_sequence_length is {length}, but the model's "
+                    f"{side}_max_position_embeddings is {longest}. Make them equal."
+                )
+
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
-        """Check that the model has all token ids; it checks lengths itself.
+        """Check that the model has all token ids.
 
         Raises:
             ConfigError: If the vocabulary is larger than the model's.

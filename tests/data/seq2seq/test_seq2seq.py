@@ -6,6 +6,7 @@ import logging
 import pickle
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -465,6 +466,19 @@ def test_a_vocabulary_that_the_model_lacks_is_refused(vocabulary: str, documents
     dataset.check_model(SIZE, None)
     with pytest.raises(ConfigError, match=f"{SIZE} token ids, but the model has {SIZE - 1}"):
         dataset.check_model(SIZE - 1, None)
+
+
+@pytest.mark.parametrize("side", ["src", "tgt"])
+def test_sequences_longer_than_those_of_the_model_are_refused(
+    vocabulary: str, documents: str, side: str
+) -> None:
+    dataset = spans(vocabulary, documents).dataset
+    length = {"src": dataset.layout.input_length, "tgt": dataset.layout.target_length}[side]
+    key = f"{side}_max_position_embeddings"
+    dataset.follow_model(SimpleNamespace(**{key: length}))
+    dataset.follow_model(SimpleNamespace(**{key: None}))
+    with pytest.raises(ConfigError, match=f"{side}_max_sequence_length is {length}.* {key} is"):
+        dataset.follow_model(SimpleNamespace(**{key: length - 1}))
 
 
 def test_arguments_are_checked_without_opening_files() -> None:
