@@ -30,6 +30,14 @@ if __name__ == "__main__":
     preprocess(read_settings(Path(sys.argv[1]))[0], save_s=0.02)
 """
 
+ENDLESS = """
+import time
+from pathlib import Path
+def read(entry, text_key):
+    (Path(__file__).parent / "reading").touch()
+    time.sleep(600)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -42,14 +50,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-def start(folder: Path, out: str, processes: int, more: str = "") -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, out: str, processes: int, more: str = "", hook: str = HOOK
+) -> subprocess.Popen[bytes]:
     path = folder / f"{out}.yaml"
     path.write_text(
         f"setup: {{mode: pretraining, data: {{type: local, source: {folder / 'in'}}}, "
         f"output_dir: {folder / out}, processes: {processes}, "
         "data_splits: {a: {split_fraction: 0.5}, b: {split_fraction: 0.5}}}\n"
         f"processing: {{huggingface_tokenizer: {folder / 'bytes'}, max_seq_length: 128, "
-        f"write_chunk_size: 64, read_hook: '{HOOK}', read_hook_kwargs: {{text_key: text}}, "
+        f"write_chunk_size: 64, read_hook: '{hook}', read_hook_kwargs: {{text_key: text}}, "
         f"{more}}}\n",
         encoding="utf-8",
     )
@@ -142,14 +152,13 @@ def test_a_killed_run_is_continued_with_equal_bytes(folder, whom, more) -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_ends_all_processes(folder) -> None:
-    for number in range(3):  # the work may be done before the signal comes
-        process = start(folder, f"out-{number}", 3)
-        while len(members(process.pid)) < 3 and process.poll() is None:
-            time.sleep(0.005)
-        os.killpg(process.pid, signal.SIGINT)
-        if process.wait(20) != DONE:
-            break
-    assert process.returncode != DONE
+    (folder / "endless.py").write_text(ENDLESS, encoding="utf-8")
+    process = start(folder, "out", 3, hook="endless:read")
+    while not (folder / "reading").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) != DONE
     wait_until_gone(process.pid)
 
 
