@@ -113,8 +113,11 @@ class Watch(Callback):
 
 def train(folder: Path, kill_at: int | None) -> int:
     """Train with `params.yaml` of the parent folder; return the exit code."""
+    import torch
+
     from modelzoo_trainer.cli.command import main
 
+    torch.set_num_threads(1)  # the models are small, and other files run at the same time
     folder.mkdir(exist_ok=True)
     register_global_callback(Watch(folder, kill_at))
     words = ["fit", "../params.yaml", "--device", "cpu", "--model_dir", "run"]
