@@ -202,14 +202,21 @@ class StaticMaskRows(PretrainingRows):
     """Token ids of CSV files, hidden when the files were written.
 
     Raises:
-        ConfigError: If the files differ in their columns, or lack the weights of positions.
+        ConfigError: If the files differ in their columns, lack the weights of positions, or have
+            two columns of weights.
     """
 
     def __init__(self, files: Sequence[CsvFile], *, scales: bool, **more: Any) -> None:
         self._names = {name: name for name in _REQUIRED}
         for column in CsvFiles(files, ()).common_columns(_OPTIONAL):
             self._names[column] = _OPTIONAL[column]
-        if _POSITIONS in self._names and "masked_lm_mask" not in self._names.values():
+        weights = [column for column in self._names if _OPTIONAL.get(column) == "masked_lm_mask"]
+        if len(weights) > 1:
+            raise ConfigError(
+                f"{files[0].path}: the header has {' and '.join(weights)}, which both say which "
+                f"labels count. Remove one of them."
+            )
+        if _POSITIONS in self._names and not weights:
             raise ConfigError(
                 f"{files[0].path}: the header has the column {_POSITIONS}, but not "
                 f"masked_lm_weights, so labels that fill a row would be trained on. Add the "

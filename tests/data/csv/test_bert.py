@@ -352,6 +352,11 @@ def test_files_with_other_columns_are_refused(tmp_path):
         BertCSVDataProcessor(data_dir=folder, batch_size=2)
 
 
+def test_two_columns_of_weights_are_refused(static):
+    with pytest.raises(ConfigError, match=r"part 0.csv: .*masked_lm_weights and masked_lm_mask"):
+        static([static_row(0, masked_lm_mask=[1, 0])])
+
+
 def test_positions_without_weights_are_refused(static):
     with pytest.raises(ConfigError, match=r"part 0.csv: .*masked_lm_positions.*masked_lm_weights"):
         static([without("masked_lm_weights")])
