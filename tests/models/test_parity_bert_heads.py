@@ -23,7 +23,7 @@ def ours_of(kind: str) -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertForTokenClassification"])
 def test_logits_and_losses_are_those_of_transformers(kind: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = transformers.BertConfig(
         vocab_size=51,
         hidden_size=32,

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("kind", ["question", "ctx"])
 def test_vectors_and_gradients_are_those_of_transformers(kind: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = transformers.DPRConfig(
         vocab_size=51,
         hidden_size=32,

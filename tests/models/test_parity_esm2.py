@@ -32,7 +32,7 @@ def our_name(theirs: str) -> str | None:
 @pytest.mark.parametrize("token_dropout", [False, True])
 @pytest.mark.parametrize("norm_before", [False, True])
 def test_logits_and_gradients_are_those_of_transformers(token_dropout, norm_before) -> None:
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     case: dict[str, Any] = CASES["esm2"]
     config = transformers.EsmConfig(
         vocab_size=51,

@@ -120,7 +120,7 @@ def compare_gradients(theirs: nn.Module, ours: nn.Module, tolerance: float) -> N
 def test_logits_and_gradients_are_those_of_vit(
     dtype: torch.dtype, output: float, gradient: float
 ) -> None:
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = transformers.ViTConfig(**THEIR_SIZES, layer_norm_eps=1e-6, num_labels=5)
     theirs = transformers.ViTForImageClassification(config).to(dtype).eval()
     ours = Vit(
@@ -144,7 +144,7 @@ def test_logits_and_gradients_are_those_of_vit(
 
 
 def test_states_and_gradients_are_those_of_the_vision_part_of_clip() -> None:
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = transformers.CLIPVisionConfig(**THEIR_SIZES)
     theirs = transformers.CLIPVisionModel(config).double().eval()
     ours = nn.Module()

@@ -203,7 +203,7 @@ def test_a_resumed_run_has_the_same_batches_and_losses(sst2, tmp_path):
 
 @pytest.mark.slow
 def test_tokens_are_those_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     letters = [chr(one) for one in range(97, 123)]
     extra = [f"##{one}" for one in letters if one != "m"]  # ##m is one of the pieces
     path = write_vocabulary(tmp_path / "v.txt", [*PIECES[:6], *letters, *extra, ",", ".", "\u4e2d"])
