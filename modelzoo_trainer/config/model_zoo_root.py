@@ -35,4 +35,7 @@ def with_advice(message: str) -> str:
     """Return a message, with what to set if a path in it still begins with the variable."""
     if _ANYWHERE.search(message) is None or _VARIABLE in message:
         return message
-    return f"{message} Set the {_VARIABLE}, which the path begins with, to a folder."
+    return (
+        f"{message} Set the {_VARIABLE}, which the path begins with, to the folder of the Cerebras "
+        f"Model Zoo that has the folder models."
+    )

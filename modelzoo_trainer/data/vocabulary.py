@@ -9,7 +9,6 @@ from typing import Final, Literal
 
 from modelzoo_trainer.errors import ConfigError, reason_of, suggest
 
-_ROOT: Final = "$MODELZOO_ROOT"  # which a file may begin a path with
 _KIND: Final = "a text file with a token per line"
 
 Case = Literal["counts", "lower_if_missing", "lower"]
@@ -118,7 +117,7 @@ def missing_vocabulary(path: str, argument: str = "vocab_file", kind: str = _KIN
     """Return a message if the file does not exist now, in a list."""
     if Path(path).expanduser().is_file():
         return []
-    return [f"{argument} {path!r} does not exist. {_advice(path, kind)}"]
+    return [f"{argument} {path!r} does not exist. Give {kind}."]
 
 
 def _text_of(path: str, argument: str) -> str:
@@ -126,7 +125,7 @@ def _text_of(path: str, argument: str) -> str:
         return Path(path).expanduser().read_text("utf-8-sig")  # without a byte order mark
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"{argument} {path!r} cannot be read: {reason_of(error)}. {_advice(path, _KIND)}"
+            f"{argument} {path!r} cannot be read: {reason_of(error)}. Give {_KIND}."
         ) from error
 
 
@@ -143,12 +142,3 @@ def _ids_of(text: str, path: str, *, lower: bool) -> tuple[Mapping[str, int], in
                 f"one of them: each line is a token id."
             )
     return ids, len(lines)
-
-
-def _advice(path: str, kind: str) -> str:
-    if path.startswith(_ROOT):
-        return (
-            f"Set the environment variable {_ROOT[1:]} to the folder of the Cerebras Model Zoo "
-            f"that has the folder models, or give the path of {kind}."
-        )
-    return f"Give {kind}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from modelzoo_trainer.config.model_zoo_root import with_advice
 from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError
 
@@ -49,8 +50,9 @@ def test_settings_differ_if_ids_differ(path):
 
 def test_a_missing_file_under_the_model_zoo_has_advice():
     path = "$MODELZOO_ROOT/vocab.txt"
-    with pytest.raises(ConfigError, match=r"src_vocab_file .*environment variable MODELZOO_ROOT"):
+    with pytest.raises(ConfigError, match=r"src_vocab_file .*cannot be read") as refused:
         Vocabulary(path, argument="src_vocab_file")
     (found,) = missing_vocabulary(path, "src_vocab_file")
     assert found.startswith("src_vocab_file ")
-    assert "environment variable MODELZOO_ROOT" in found
+    for message in (str(refused.value), found):
+        assert "environment variable MODELZOO_ROOT" in with_advice(message)
