@@ -141,3 +141,17 @@ def spread(
     mesh = make_mesh(sizes, "cpu")
     module = parallelize(model, settings, sizes, mesh, CPU, compile)
     return module, (dist.get_rank() // sizes.tensor, sizes.num_data_shards)
+
+
+def two_steps(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Return the losses of two steps of AdamW, and the whole weights after them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
+    losses = []
+    for _ in range(2):
+        loss = model(batch)["loss"]
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {name: whole(param).numpy() for name, param in model.named_parameters()}
+    return {"losses": losses, "weights": weights}

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from modelzoo_trainer.models.bert.dpr import Dpr
-from tests.distributed.engines import spread, whole
+from tests.distributed.engines import spread, two_steps
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_bert_engines import ENGINES
 from tests.models.bert_cases import NO_DROPOUT, SIZES
@@ -23,16 +23,7 @@ def make() -> Dpr:
 
 
 def learn(model: Dpr) -> dict[str, Any]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
-    losses = []
-    for _ in range(2):
-        loss = model(batch())["loss"]
-        losses.append(loss.item())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    weights = {name: whole(param).numpy() for name, param in model.named_parameters()}
-    return {"losses": losses, "weights": weights}
+    return two_steps(model, batch())
 
 
 def learn_spread(rank: int, options: dict[str, Any]) -> dict[str, Any]:

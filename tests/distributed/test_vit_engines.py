@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from modelzoo_trainer.models.vision.classifier import Vit
-from tests.distributed.engines import spread, whole
+from tests.distributed.engines import spread, two_steps
 from tests.distributed.ranks import run_ranks
 from tests.models.vit_cases import CASES, NO_DROPOUT, batch_of, make
 
@@ -17,19 +17,8 @@ ENGINES = {"split": {"parallel": {"tensor": -1}}, "sharded": {"parallel": {"shar
 
 
 def learn(model: Vit) -> dict[str, Any]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
     images, labels = batch_of()
-    losses = []
-    for _ in range(2):
-        outputs = model((images.double(), labels))
-        losses.append(outputs["loss"].item())
-        outputs["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {
-        "losses": losses,
-        "weights": {name: whole(param).numpy() for name, param in model.named_parameters()},
-    }
+    return two_steps(model, (images.double(), labels))
 
 
 def learn_spread(rank: int, case: str, options: dict[str, Any]) -> dict[str, Any]:
