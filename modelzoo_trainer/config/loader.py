@@ -285,6 +285,8 @@ class _Reading:
             return Scalar(None, at)
         if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
             self._problems.add(at, "", "the text contains half of a surrogate pair.")
+        if isinstance(value, str) and "\0" in value:
+            self._problems.add(at, "", "the text contains a null character.")
         return Scalar(value, at, "" if raw.style else raw.value)
 
     def _mapping(self, raw: yaml.MappingNode, at: Position) -> tuple[Node, int]:

@@ -38,10 +38,13 @@ def distinct_folders(given: object, where: str, advice: str = "Remove one.") -> 
         ConfigError: If it names none, or one twice.
     """
     folders = [given] if isinstance(given, str) else given
-    fits = isinstance(folders, Sequence) and all(isinstance(one, str) and one for one in folders)
-    if not fits or not folders:
+    if (
+        not isinstance(folders, Sequence)
+        or not folders
+        or not all(isinstance(one, str) and one and "\0" not in one for one in folders)
+    ):
         raise ConfigError(f"{where}: expected a folder or a list of folders, got {given!r}.")
-    names: tuple[str, ...] = tuple(folders)  # type: ignore[arg-type]  # checked above
+    names: tuple[str, ...] = tuple(folders)
     seen: dict[str, str] = {}
     for name in names:
         real = real_path(name)

@@ -144,6 +144,7 @@ def test_an_alias_to_what_contains_it_is_refused():
         ("a: 1\n b: 2\n", "params.yaml:2:3: mapping values are not allowed here."),
         ("a: 1\nb: \x01\n", "params.yaml:2:4: character U+0001 is not allowed in YAML."),
         ('a: "\\ud800"\n', "params.yaml:1:4: the text contains half of a surrogate pair."),
+        ('a: "x\\0"\n', "params.yaml:1:4: the text contains a null character."),
         (
             "? [1, 2]\n: 3\n",
             "params.yaml:1:3: a key must be a single value, not a list or mapping.",

@@ -35,6 +35,12 @@ def test_a_folder_that_is_named_twice_is_refused(tmp_path, pieces):
             create(src_data_dir=twice, **pieces)
 
 
+@pytest.mark.parametrize("given", ["\0", ["a", ""], [], {"a": 1}, 3])
+def test_what_names_no_folder_is_refused(given):
+    with pytest.raises(ConfigError, match=r"data_dir: expected a folder or a list of folders"):
+        folders_of(given)
+
+
 def test_a_file_that_is_listed_twice_is_refused(tmp_path, pieces):
     (tmp_path / "meta.dat").write_text("a 1\nb 1\n./a 1\n")
     twice = r"meta\.dat:3: .*meta\.dat:1 lists"
