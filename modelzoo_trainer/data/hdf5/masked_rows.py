@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from modelzoo_trainer.data.hdf5.files import RowFiles
-from modelzoo_trainer.data.hdf5.rows import Batch, Ints, SampleRows, Segments
+from modelzoo_trainer.data.hdf5.rows import Ints, SampleRows, Segments
+from modelzoo_trainer.data.hdf5.sending import Batch
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import (
     IGNORED_LABEL,

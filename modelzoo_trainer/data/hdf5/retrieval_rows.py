@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from modelzoo_trainer.data.hdf5.files import RowFiles
-from modelzoo_trainer.data.hdf5.rows import Batch, Ints, SampleRows, Segments
+from modelzoo_trainer.data.hdf5.rows import Ints, SampleRows, Segments
+from modelzoo_trainer.data.hdf5.sending import Batch, by_feature
 from modelzoo_trainer.errors import ConfigError
 
 QUESTION_DATASET: Final = "data_0"
@@ -69,12 +67,9 @@ class RetrievalRows(SampleRows):
     @override
     def _batch(self, places: Ints, rows: Any, size: int) -> Batch:
         assert size == len(places)  # this processor has no padding rows
-        batch = _named(self.features, self._read(places))
-        return batch | _named(self._contexts.features, self._contexts._read(places))
-
-
-def _named(names: Sequence[str], rows: NDArray[np.int32]) -> Batch:
-    return dict(zip(names, torch.from_numpy(rows).unbind(), strict=True))
+        questions = by_feature(self._read(places), self.features)
+        contexts = self._contexts
+        return {**questions, **by_feature(contexts._read(places), contexts.features)}
 
 
 def _check_shape(files: RowFiles, features: Sequence[str], dims: int, expected: str) -> None:

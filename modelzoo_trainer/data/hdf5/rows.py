@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import default_collate
 from typing_extensions import override
 
 from modelzoo_trainer.data.hdf5.files import FolderState, RowFiles
 from modelzoo_trainer.data.hdf5.open_files import OpenFiles
 from modelzoo_trainer.data.hdf5.selection import Run
+from modelzoo_trainer.data.hdf5.sending import Batch, by_feature, of_windows, to_send
 from modelzoo_trainer.data.hdf5.transforms import Transform
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.errors import ConfigError
@@ -36,7 +35,6 @@ _INT32: Final = np.iinfo(np.int32)
 _NUM_PROBED: Final = 64
 
 Ints = NDArray[np.int64]
-Batch = dict[str, Any]
 
 
 class Segments(NamedTuple):
@@ -219,13 +217,13 @@ class HDF5Rows(BatchDataset):
                 )
         return rows.astype(np.int32, copy=False)
 
-    def _check_tokens(self, ids: NDArray[np.int32], places: Ints, name: str) -> None:
-        """Check the token ids (B, S) of rows at these places."""
+    def _check_tokens(self, ids: NDArray[Any], places: Ints, name: str) -> None:
+        """Check the token ids (B, S), int32 or unsigned, of rows at these places."""
         if not ids.size:
             return
         highest = _INT32.max if self._vocab_size is None else self._vocab_size - 1
         # One pass: as unsigned numbers, negative ones are larger than all others.
-        if ids.view(np.uint32).max() <= highest:
+        if (ids if ids.dtype.kind == "u" else ids.view(np.uint32)).max() <= highest:
             return
         wrong = (ids < 0) | (ids > highest)
         if name.endswith(LABELS):
@@ -297,7 +295,7 @@ class SampleRows(HDF5Rows):
         out = raw if at_end else np.zeros((len(raw), size, *raw.shape[2:]), np.int32)
         if not at_end:
             out[:, rows] = raw
-        return _made(out, _by_feature, self.features)
+        return to_send(out, by_feature, self.features)
 
     def _read(self, places: Ints) -> NDArray[np.int32]:
         """Return the rows at some places, (features, B, ..., S)."""
@@ -365,19 +363,19 @@ class CorpusRows(HDF5Rows):
 
     @override
     def _raw(self, places: Ints) -> NDArray[np.int32]:
-        return self._windows(places)
+        return self._windows(places).astype(np.int32, copy=False)
 
     @override
     def _batch(self, places: Ints, rows: Any, size: int) -> Batch:
         windows = self._windows(places)
         if size == len(places):
-            return _made(windows, _of_windows, FEATURES)
+            return to_send(windows, of_windows, FEATURES)
         out = np.zeros((3, size, self._length), np.int32)
         out[0, rows], out[1, rows], out[2, rows] = windows[:, :-1], 1, windows[:, 1:]
-        return _made(out, _by_feature, FEATURES)
+        return to_send(out, by_feature, FEATURES)
 
-    def _windows(self, places: Ints) -> NDArray[np.int32]:
-        """Return the tokens at some places, (B, S + 1)."""
+    def _windows(self, places: Ints) -> NDArray[Any]:
+        """Return the tokens at some places, (B, S + 1): int32, uint8 or uint16."""
         length, files = self._length, self.files.files
         raw = np.empty((len(places), length + 1), self.files.dtype)
         order = np.argsort(places, kind="stable")
@@ -395,7 +393,8 @@ class CorpusRows(HDF5Rows):
             else:
                 raw[order[begin:end], :-1] = tokens[:-1].reshape(-1, length)
                 raw[order[begin:end], -1] = tokens[length::length]
-        windows = self._as_int32(raw, places)
+        is_small = raw.dtype in (np.uint8, np.uint16)  # and stays so: less to send
+        windows = raw if is_small else self._as_int32(raw, places)
         self._check_tokens(windows, places, "the corpus")
         return windows
 
@@ -447,46 +446,6 @@ class MappedRows(BatchDataset):
     def __getitems__(self, indices: list[int]) -> Any:
         """Return the batch of these samples."""
         return default_collate([self.function(row) for row in self.rows.raw(indices)])
-
-
-class _SentBatch(Batch):
-    """A batch that a worker sends as one tensor, since each costs the receiver time.
-
-    The receiver gets a plain mapping.
-
-    Args:
-        features: The batch.
-        restore: Makes it of `whole` and the names.
-        whole: The tensor that is sent.
-    """
-
-    def __init__(self, features: Batch, restore: Callable[..., Batch], whole: Tensor) -> None:
-        super().__init__(features)
-        self._sent = restore, (whole, tuple(features))
-        self._before = dict(features)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        before = self._before
-        is_same = self.keys() == before.keys() and all(self[key] is before[key] for key in before)
-        return self._sent if is_same else (dict, (dict(self),))
-
-
-def _by_feature(rows: Tensor, names: Sequence[str]) -> Batch:
-    """Return the features of a tensor (features, B, S)."""
-    return dict(zip(names, rows.unbind(), strict=True))
-
-
-def _of_windows(windows: Tensor, names: Sequence[str]) -> Batch:
-    """Return the features of whole windows (B, S + 1)."""
-    inputs, labels = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-    return dict(zip(names, (inputs, torch.ones_like(inputs), labels), strict=True))
-
-
-def _made(whole: NDArray[np.int32], restore: Callable[..., Batch], names: Sequence[str]) -> Batch:
-    """Return the batch that `restore` makes; in a worker, one that is sent as one tensor."""
-    tensor = torch.from_numpy(whole)
-    batch = restore(tensor, names)
-    return batch if get_worker_info() is None else _SentBatch(batch, restore, tensor)
 
 
 def _runs(places: Ints, step: int) -> Iterator[tuple[int, int]]:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from modelzoo_trainer.annotations import annotations_of
 from modelzoo_trainer.constraints import Flag, NonNegativeSize, Size, check
+from modelzoo_trainer.data.hdf5.sending import Batch
 from modelzoo_trainer.data.processor import mixed_seed
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.hdf5_format import INPUTS, LABELS, MASK, POSITIONS
 
 _TOKENS: Final = (INPUTS, LABELS)
 
-Batch = dict[str, Any]
 Seeds = tuple[int, int]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader, Dataset
+import torch
+from torch.utils.data import DataLoader
 
 from modelzoo_trainer.data.hdf5.files import read_header
 from modelzoo_trainer.data.hdf5.gpt import GptHDF5MapDataProcessor
@@ -378,23 +379,66 @@ def test_the_fingerprint_tells_names_sizes_and_ranges(folder, tmp_path):
     assert len({kept, *others}) == 4
 
 
-def test_a_batch_of_a_worker_is_sent_whole_even_if_it_was_changed(folder):
-    class Changed(Dataset):
-        def __init__(self, rows):
-            self.rows = rows
+def _replace(batch):
+    batch["labels"] = batch["labels"] + 100
+    return batch
 
-        def __len__(self):
-            return len(self.rows)
 
-        def __getitems__(self, indices):
-            batch = self.rows.__getitems__(indices)
-            batch["labels"] = batch["labels"] + 100
-            return batch
+def _add_in_place(batch):
+    batch["labels"].add_(100)
+    return batch
 
-    rows = dataset(folder(samples(4)))
-    (batch,) = DataLoader(Changed(rows), 4, num_workers=1, collate_fn=lambda batch: batch)
-    (plain,) = DataLoader(rows, 4, num_workers=1, collate_fn=lambda batch: batch)
+
+def _unchanged(batch):
+    return batch
+
+
+@pytest.mark.parametrize("form", ["samples", "corpus"])
+@pytest.mark.parametrize("change", [_replace, _add_in_place])
+def test_a_batch_that_a_worker_changes_arrives_changed(folder, form, change):
+    path = folder(samples(4) if form == "samples" else np.arange(17, dtype=np.uint16))
+    rows = dataset(path, max_sequence_length=4 if form == "corpus" else None)
+    plain = rows.__getitems__([0, 1, 2, 3])
+    (batch,) = DataLoader(rows, 4, num_workers=1, collate_fn=change)
+
+    assert type(batch) is dict
+    assert torch.equal(batch["labels"], plain["labels"] + 100)
+    assert torch.equal(batch["input_ids"], plain["input_ids"])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32, np.int64, ">u2"])
+@pytest.mark.parametrize("length", [4, 200_000])  # through a pipe, through shared memory
+def test_windows_of_any_dtype_arrive_from_a_worker_as_in_one_process(folder, dtype, length):
+    path = folder((np.arange(4 * length + 1) % 100).astype(dtype))
+    rows = dataset(path, max_sequence_length=length)
+    plain = rows.__getitems__([0, 1, 2, 3])
+    (batch,) = DataLoader(rows, 4, num_workers=1, collate_fn=_unchanged)
 
     assert type(batch) is type(plain) is dict
-    assert batch["labels"][:, 0].tolist() == [101, 102, 103, 104]
-    assert plain["labels"][:, 0].tolist() == [1, 2, 3, 4]
+    assert batch.keys() == plain.keys()
+    for name, values in batch.items():
+        assert torch.equal(values, plain[name])
+        assert values.dtype == torch.int32
+        assert values.is_contiguous()
+        values.add_(1)  # belongs to the receiver
+    assert torch.equal(batch["labels"], plain["labels"] + 1)
+    assert torch.equal(batch["attention_mask"], plain["attention_mask"] + 1)
+
+
+@pytest.mark.parametrize("length", [4, 60_000])  # through a pipe, through shared memory
+def test_samples_that_a_worker_sends_belong_to_the_receiver(folder, length):
+    rows = dataset(folder(samples(4, length=length)))
+    plain = rows.__getitems__([0, 1, 2, 3])
+    (batch,) = DataLoader(rows, 4, num_workers=1, collate_fn=_unchanged)
+
+    for name, values in batch.items():
+        assert torch.equal(values.add_(1), plain[name] + 1)
+
+
+def test_a_token_that_the_model_lacks_is_found_in_a_corpus_of_small_integers(folder):
+    path = folder(np.array([1, 2, 3, 4, 5, 9, 7, 8, 1], np.uint16))
+    rows = dataset(path, max_sequence_length=4)
+    with pytest.raises(
+        ConfigError, match=r"the corpus has token id 9 in column 1.*vocab_size is 9"
+    ):
+        rows.check_model(9, None)
