@@ -34,12 +34,15 @@ def longest_text(input_length: int) -> int:
 
     `input_length`: at least 3.
     """
-    length = SHORTEST
-    while True:
+    low, high = SHORTEST, 2 * input_length
+    while low < high:  # the length of the input grows with that of the text
+        length = (low + high) // 2
         replaced, spans = counts_of(length)
         if length - replaced + spans + 1 >= input_length:
-            return length
-        length += 1
+            high = length
+        else:
+            low = length + 1
+    return low
 
 
 def corrupt(tokens: Tokens, last_id: int, generator: torch.Generator) -> tuple[Tokens, Tokens]:

@@ -21,7 +21,7 @@ from modelzoo_trainer.data.seq2seq.processors import (
     T5DynamicDataProcessor,
     TransformerDynamicDataProcessor,
 )
-from modelzoo_trainer.data.seq2seq.spans import corrupt, counts_of, longest_text
+from modelzoo_trainer.data.seq2seq.spans import SHORTEST, corrupt, counts_of, longest_text
 from modelzoo_trainer.errors import ConfigError
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
@@ -112,6 +112,17 @@ def restored(source: list[int], labels: list[int]) -> list[int]:
 def test_the_lengths_are_those_of_t5(input_length: int, length: int, outputs: int) -> None:
     assert longest_text(input_length) == length
     assert sum(counts_of(length)) + 1 == outputs
+
+
+@pytest.mark.parametrize("input_length", [3, 4, 5, 100, 10**12])
+def test_the_longest_text_is_the_shortest_that_fills_an_input(input_length: int) -> None:
+    def filled(length: int) -> int:
+        replaced, spans = counts_of(length)
+        return length - replaced + spans + 1
+
+    length = longest_text(input_length)
+    assert filled(length) >= input_length
+    assert length == SHORTEST or filled(length - 1) < input_length
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 7, 20, 141, 568])
