@@ -133,7 +133,8 @@ def make_param_groups(
     Args:
         model: Its parameters are grouped in the order of `named_parameters`.
         weight_decay: Of the parameters that decay; None if the optimizer has no weight decay.
-        params: Filters that tag; a parameter gets the tags of all filters that match a name of it.
+        params: Filters that tag; a parameter gets the tags of all filters that match a name of it,
+            or its name in the Cerebras Model Zoo, if the pattern matches no name of the model.
         lr: Learning rate of the groups without a factor; None = left to the optimizer and to the
             schedules, which ignore factors unless they belong to this package.
         adjust_learning_rate: Factors on the learning rate of the model's `lr_adjustment_groups`;
@@ -148,7 +149,7 @@ def make_param_groups(
             "All parameters of the model have requires_grad=False. Unfreeze some, or remove the "
             "optimizer to only validate."
         )
-    tags = _tag(names, params or ())
+    tags = _tag(model, names, params or ())
     factors = lr_factors(model, names, adjust_learning_rate)
     norms = _of_norm_layers(model)
     members: dict[_Key, tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
@@ -193,9 +194,14 @@ def names_of_trainable(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 
 def _tag(
-    names: dict[nn.Parameter, list[str]], filters: Iterable[ParamFilter]
+    model: nn.Module, names: dict[nn.Parameter, list[str]], filters: Iterable[ParamFilter]
 ) -> dict[nn.Parameter, tuple[str, ...]]:
-    """Return the tags of each parameter, in the order of the filters."""
+    """Return the tags of each parameter, in the order of the filters.
+
+    A pattern that matches no name here is one of names in the Cerebras Model Zoo, if the model has
+    a method `published_name(name)`.
+    """
+    published = _published(model, names)
     tags: dict[nn.Parameter, tuple[str, ...]] = dict.fromkeys(names, ())
     filters = list(filters)
     for key in {key for one in filters for key in one} - {"params", "tag"}:
@@ -206,7 +212,11 @@ def _tag(
     for idx, entry in enumerate(filters):
         patterns, tag = entry["params"], entry["tag"]
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        matched = matching(names, patterns)
+        matched = [
+            param
+            for pattern in patterns
+            for param in matching(names, (pattern,)) or matching(published, (pattern,))
+        ]
         if not matched:
             some = ", ".join(known_as[0] for known_as in list(names.values())[:3])
             raise ConfigError(
@@ -217,6 +227,17 @@ def _tag(
             if tag not in tags[param]:
                 tags[param] = (*tags[param], tag)
     return tags
+
+
+def _published(model: nn.Module, names: Names) -> dict[nn.Parameter, list[str]]:
+    """Return the names in the Cerebras Model Zoo of the parameters that have one."""
+    function: Any = getattr(model, "published_name", None)
+    if not callable(function):
+        return {}
+    return {
+        param: [theirs for name in known_as if (theirs := function(name)) is not None]
+        for param, known_as in names.items()
+    }
 
 
 def _of_norm_layers(model: nn.Module) -> set[nn.Parameter]:
