@@ -52,6 +52,7 @@ FiniteFloat = Annotated[float, _FINITE]
 AtLeastOne = Annotated[float, Ge(1)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Share = Annotated[float, Gt(0), Lt(1)]
+UnitInterval = Annotated[float, Ge(0), Le(1)]
 Size = Annotated[int, Gt(0), _OR_NUMPY]
 """Size of a model or its data, which a program may take from an array."""
 NonNegativeSize = Annotated[int, Ge(0), _OR_NUMPY]

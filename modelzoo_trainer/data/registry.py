@@ -23,6 +23,7 @@ PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
             "modelzoo_trainer.data.csv.token_labels:BertTokenClassifierDataProcessor"
         ),
         "DPRHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpr:DPRHDF5DataProcessor",
+        "DinoImageDataProcessor": "modelzoo_trainer.data.images.dino:DinoImageDataProcessor",
         "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",

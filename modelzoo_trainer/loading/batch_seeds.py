@@ -84,7 +84,9 @@ class SeededDataset(DatasetWrapper, Dataset[Any]):
 
     If the dataset has a true attribute `seed_each_sample`, they are seeded before each sample
     instead (about 7 us each), so that samples do not depend on the batch size or on the number of
-    ranks. With `__getitems__`, they are seeded once per batch in any case.
+    ranks. With `__getitems__`, they are seeded once per batch in any case; a method
+    `set_position(position)` is called before it with the number of samples of the epoch before this
+    batch, over all ranks.
 
     Args:
         dataset: The user's dataset. If it has `set_epoch`, persistent workers call it too.
@@ -97,6 +99,7 @@ class SeededDataset(DatasetWrapper, Dataset[Any]):
         self.observer = observer
         self._seeds_each = getattr(dataset, "seed_each_sample", False) is True
         self._loads_batches = bool(getattr(dataset, "__getitems__", None))
+        self._set_position = getattr(dataset, "set_position", None)
 
     def __getitem__(self, batch: Indices) -> Any:
         """Return one sample, or whatever the dataset returns for an index of its sampler."""
@@ -113,6 +116,8 @@ class SeededDataset(DatasetWrapper, Dataset[Any]):
             self._begin(epoch)
         seed_generators((seed + _GAMMA * position) & _SEEDS)
         if self._loads_batches:
+            if self._set_position is not None:
+                self._set_position(position)
             return dataset.__getitems__(items)
         if self._seeds_each:
             return [self[item, seed, number, epoch] for number, item in enumerate(items, position)]

@@ -59,36 +59,39 @@ class ImageFiles:
         return int.from_bytes(digest.digest()[:_DIGEST_BYTES], "big")
 
 
-def missing_folder(data_dir: str, split: str) -> list[str]:
-    """Return a message if the folder of a split cannot be read now; nothing is opened."""
+def missing_folder(data_dir: str, split: str, setting: str = "data_dir") -> list[str]:
+    """Return a message if the folder of a split cannot be read now; nothing is opened.
+
+    `setting`: the name of the folder's setting.
+    """
     for folder in (Path(data_dir).expanduser(), Path(data_dir).expanduser() / split):
         if not folder.is_dir():
             shown = data_dir if folder.name != split else os.path.join(data_dir, split)
             problem = "is not a folder" if folder.exists() else "does not exist"
             return [
-                f"data_dir {shown!r} {problem}. Give a folder with train/CLASS/IMAGE and "
+                f"{setting} {shown!r} {problem}. Give a folder with train/CLASS/IMAGE and "
                 f"val/CLASS/IMAGE."
             ]
     return []
 
 
-def find_images(data_dir: str, split: str) -> ImageFiles:
+def find_images(data_dir: str, split: str, setting: str = "data_dir") -> ImageFiles:
     """Return the images in `data_dir/split/CLASS`, and in folders inside it, sorted by name.
 
     Classes are numbered by the folders of `train`, if it exists, for all splits. Names that begin
-    with a dot are left out.
+    with a dot are left out. `setting`: the name of the folder's setting, for messages.
 
     Raises:
         ConfigError: If a folder is missing, cannot be listed or contains itself by a link, or a
             class has no image or is none of `train`.
     """
-    if problems := missing_folder(data_dir, split):
+    if problems := missing_folder(data_dir, split, setting):
         raise ConfigError(problems[0])
     above = os.path.expanduser(data_dir)
     folder, train = os.path.join(above, split), os.path.join(above, "train")
-    found = classes = _classes(folder)
+    found = classes = _classes(folder, setting)
     if split != "train" and os.path.isdir(train):
-        classes = _classes(train)
+        classes = _classes(train, setting)
         if lacking := sorted({*found} - {*classes}):
             raise ConfigError(
                 f"{os.path.join(folder, lacking[0])}: {len(lacking)} of {len(found)} classes have "
@@ -108,7 +111,7 @@ def find_images(data_dir: str, split: str) -> ImageFiles:
         counts[name] = len(images)
     if others:
         say_once(
-            f"data_dir {folder!r}: {len(others)} files are left out, as their names do not end as "
+            f"{setting} {folder!r}: {len(others)} files are left out, as their names do not end as "
             f"those of images, such as {min(others)!r}."
         )
     return ImageFiles(
@@ -120,13 +123,13 @@ def find_images(data_dir: str, split: str) -> ImageFiles:
     )
 
 
-def _classes(folder: str) -> list[str]:
+def _classes(folder: str, setting: str) -> list[str]:
     """Return the names of the classes of a split, sorted."""
     classes, _ = _entries(folder)
     if not classes:
         raise ConfigError(
-            f"data_dir {folder!r} has no folder, but each class requires one with its images. Give "
-            f"the folder above train and val."
+            f"{setting} {folder!r} has no folder, but each class requires one with its images. "
+            f"Give the folder above train and val."
         )
     return classes
 

@@ -21,7 +21,8 @@ from modelzoo_trainer.constraints import (
 )
 from modelzoo_trainer.data.images.decoding import lacking_pillow, pillow, read_rgb
 from modelzoo_trainer.data.images.folders import ImageFiles, find_images, missing_folder
-from modelzoo_trainer.data.images.transforms import Hw, Pipeline, parse_transforms
+from modelzoo_trainer.data.images.transform import Hw
+from modelzoo_trainer.data.images.transforms import Pipeline, parse_transforms
 from modelzoo_trainer.data.processor import BatchDataset, LoadingOptions, ShuffleSeed, mixed_seed
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.data.stream_processor import StreamProcessor, say_once, say_without_effect

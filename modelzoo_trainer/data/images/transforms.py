@@ -23,13 +23,13 @@ from modelzoo_trainer.constraints import (
     Size,
     check,
 )
+from modelzoo_trainer.data.images.colours import ColorJitter, GaussianBlur, Solarize
 from modelzoo_trainer.data.images.decoding import pillow
+from modelzoo_trainer.data.images.transform import Hw, Probability, Transform
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.nested_settings import refuse_misspelt_name
 
-Hw = tuple[int, int]
-"""Height and width, in pixels."""
 SizeSetting = Size | Annotated[list[Size], MinLen(1), MaxLen(2)]
-Probability = Annotated[float, Ge(0), Le(1)]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
 Byte = Annotated[int, Ge(0), Le(255)]
 
@@ -49,22 +49,6 @@ Channels = Annotated[list[NonNegativeFloat], MinLen(3), MaxLen(3)]
 Deviations = Annotated[list[FinitePositiveFloat], MinLen(3), MaxLen(3)]
 
 _TRIES: Final = 10  # of random_resized_crop, as in torchvision
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transform:
-    """A transform of images; by default one that changes no sizes."""
-
-    def __call__(self, image: Any, draw: random.Random) -> Any:
-        """Return the changed image."""
-        raise NotImplementedError
-
-    def size_after(self, size: Hw | None) -> Hw | None:
-        """Return the size of its images, None if that depends on the image.
-
-        `size`: of the images that it gets.
-        """
-        return size
 
 
 def hw_of(size: int | Sequence[int]) -> Hw:
@@ -359,13 +343,16 @@ class ToDtype(Transform):
 
 TRANSFORMS: Final[Mapping[str, type[Transform]]] = {
     "center_crop": CenterCrop,
+    "color_jitter_with_prob": ColorJitter,
     "expand_to_square": ExpandToSquare,
     "normalize": Normalize,
     "random_crop": RandomCrop,
+    "random_gaussian_blur_random_radius": GaussianBlur,
     "random_gray_scale": RandomGrayscale,
     "random_grayscale": RandomGrayscale,
     "random_horizontal_flip": RandomHorizontalFlip,
     "random_resized_crop": RandomResizedCrop,
+    "random_solarize": Solarize,
     "random_vertical_flip": RandomVerticalFlip,
     "resize": Resize,
     "to_dtype": ToDtype,
@@ -394,17 +381,21 @@ class Pipeline:
         return size
 
 
-def parse_transforms(given: Sequence[Any]) -> Pipeline:
-    """Return the transforms that `transforms` names.
+def parse_transforms(given: Sequence[Any], where: str = "transforms") -> Pipeline:
+    """Return the transforms that a setting names.
+
+    Args:
+        given: The setting: a mapping with `name` and arguments for each.
+        where: Its place, for messages.
 
     Raises:
         ConfigError: If a name, an argument or the order is invalid.
     """
-    found = [_transform(one, f"transforms[{number}]") for number, one in enumerate(given)]
+    found = [_transform(one, f"{where}[{number}]") for number, one in enumerate(given)]
     places = [number for number, one in enumerate(found) if isinstance(one, ToTensor)]
     if len(places) != 1:
         raise ConfigError(
-            f"transforms: to_tensor must be there once, got it {len(places)} times. It follows the "
+            f"{where}: to_tensor must be there once, got it {len(places)} times. It follows the "
             f"transforms of images, and normalize follows it."
         )
     before, after = found[: places[0]], found[places[0] + 1 :]
@@ -412,7 +403,7 @@ def parse_transforms(given: Sequence[Any]) -> Pipeline:
         is_for_numbers = isinstance(one, Normalize)
         if not isinstance(one, ToTensor | ToDtype) and is_for_numbers != (number > places[0]):
             raise ConfigError(
-                f"transforms[{number}]: {given[number]['name']} must be "
+                f"{where}[{number}]: {given[number]['name']} must be "
                 f"{'after' if is_for_numbers else 'before'} to_tensor. Move it."
             )
     return Pipeline(
@@ -421,12 +412,20 @@ def parse_transforms(given: Sequence[Any]) -> Pipeline:
     )
 
 
+def _named(given: object, where: str) -> Mapping[str, Any]:
+    """Return the mapping of a transform, which has a name."""
+    if isinstance(given, Mapping):
+        refuse_misspelt_name(given, where)
+        if isinstance(given.get("name"), str):
+            return given
+    raise ConfigError(
+        f"{where}: expected a mapping with name and the arguments of a transform, got {given!r}. "
+        f"Transforms: {', '.join(TRANSFORMS)}."
+    )
+
+
 def _transform(given: object, where: str) -> Transform:
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise ConfigError(
-            f"{where}: expected a mapping with name and the arguments of a transform, got "
-            f"{given!r}. Transforms: {', '.join(TRANSFORMS)}."
-        )
+    given = _named(given, where)
     name = given["name"].lower()
     cls: Callable[..., Transform] | None = TRANSFORMS.get(name)
     if cls is None:
