@@ -9,6 +9,7 @@ from torch import nn
 
 from modelzoo_trainer.errors import ConfigError, suggest
 
+_DINO: Final = "modelzoo_trainer.models.vision.dino.model:Dino"
 _GPT2: Final = "modelzoo_trainer.models.gpt2:Gpt2"
 _GPTJ: Final = "modelzoo_trainer.models.gptj:GptJ"
 _T5: Final = "modelzoo_trainer.models.t5.model:T5"
@@ -19,10 +20,12 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "bert/classifier": "modelzoo_trainer.models.bert.classifier:BertClassifier",
         "bert/extractive_summarization": "modelzoo_trainer.models.bert.token_heads:BertSummarizer",
         "bert/token_classifier": "modelzoo_trainer.models.bert.token_heads:BertTokenClassifier",
+        "dino": _DINO,
         "esm2": "modelzoo_trainer.models.bert.esm2:Esm2",
         "dpo": "modelzoo_trainer.models.dpo:Dpo",
         "dpr": "modelzoo_trainer.models.bert.dpr:Dpr",
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
+        "generic_image_encoders": _DINO,
         "gpt2": _GPT2,
         "bloom": _GPT2,
         "btlm": _GPT2,

@@ -378,7 +378,7 @@ def test_no_value_that_the_shipped_classes_accept_is_refused_anywhere(shipped, v
 
 def test_a_model_that_is_not_known_may_have_any_argument(shipped):
     value = content_of(DIGITS)
-    value["trainer"]["init"]["model"] = {"name": "dino", "anything": [1]}
+    value["trainer"]["init"]["model"] = {"name": "gpt_backbone", "anything": [1]}
     value["trainer"]["fit"]["train_dataloader"] = {"data_processor": "Theirs", "anything": 1}
     assert complaints(shipped, value) == []
 

@@ -15,6 +15,7 @@ from modelzoo_trainer.config.positions import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.registry import MODELS, model_class
+from tests.models.dino_cases import settings
 
 FILE = """\
 trainer:
@@ -177,6 +178,8 @@ def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, 
             "encoder_output_dropout_rate": 0.1,
         },
         "esm2": {"max_position_embeddings": 8},
+        "dino": settings(),
+        "generic_image_encoders": settings(),
         "dpr": {"encoder": {"max_position_embeddings": 8}},
         "dpo": {"policy_model": {"name": "gpt2"}},
         "fc_mnist": {"hidden_sizes": [3]},

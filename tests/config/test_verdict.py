@@ -65,11 +65,10 @@ def closing_line(tmp_path, capsys, text: str, *options: str) -> str:
         ),
         (
             {
-                "VAL": "{data_processor: DinoImageDataProcessor, batch_size: 2, dataset: {}, "
-                "ssl_transform: {}}"
+                "VAL": "{data_processor: HuggingFaceDataProcessorEli5, batch_size: 2, split: a}"
                 "\n    ckpt_path: ./none.mdl"
             },
-            "data processor 'DinoImageDataProcessor', checkpoint './none.mdl'.",
+            "data processor 'HuggingFaceDataProcessorEli5', checkpoint './none.mdl'.",
         ),
     ],
 )

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.bert.encoder import Step
+from modelzoo_trainer.models.bert.encoder import Step, draw_weight
 from modelzoo_trainer.models.decoder_layers import reset_plain
 from modelzoo_trainer.models.initializers import Initializer
+from modelzoo_trainer.models.vision.local_positions import LocalPositions
 from modelzoo_trainer.models.vision.settings import VisionSettings
 
 _POST_EMBED_EPSILON = 1e-5
@@ -29,6 +30,10 @@ class LearnedToken(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(size))
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 0."""
+        nn.init.zeros_(self.weight)
 
     def draw(self, initializer: Initializer) -> None:
         """Initialize the weight."""
@@ -98,6 +103,9 @@ class ImageEmbedding(nn.Module):
         if settings.position_embedding_type == "learned":
             num = settings.num_patches + settings.prepend_cls_token
             self.position_embeddings = nn.Embedding(num, size)
+        self.local_positions: LocalPositions | None = None
+        if settings.local is not None:
+            self.local_positions = LocalPositions(settings.grid, settings.local)
         self.dropout = nn.Dropout(settings.embedding_dropout_rate)
         self.norm: nn.LayerNorm | None = None
         if settings.use_post_embed_layer_norm:
@@ -107,12 +115,15 @@ class ImageEmbedding(nn.Module):
         """Yield the parts, each with the function that initializes it."""
         start = self._settings[0].initializers()
         yield self.patches, partial(self.patches.draw, start["projection"])
-        for token in (self.cls_token, self.mask_token):
-            if token is not None:
-                yield token, partial(token.draw, start["cls_token"])
+        if self.cls_token is not None:
+            yield self.cls_token, partial(self.cls_token.draw, start["cls_token"])
+        if self.mask_token is not None:
+            yield self.mask_token, self.mask_token.reset_parameters
         table = self.position_embeddings
         if table is not None:
-            yield table, partial(start["position_embedding"], table.weight)
+            yield table, partial(draw_weight, table, start["position_embedding"])
+        if self.local_positions is not None:
+            yield self.local_positions, self.local_positions.reset_parameters
         if self.norm is not None:
             yield self.norm, partial(reset_plain, self.norm)
 
@@ -128,32 +139,53 @@ class ImageEmbedding(nn.Module):
             ConfigError: If the images do not fit, or patches are masked without
                 `use_masked_patches`.
         """
-        settings = self._settings[0]
-        expected = (settings.num_channels, *settings.image)
-        if tuple(images.shape[1:]) != expected:
-            raise ConfigError(
-                f"The batch has images of the shape {tuple(images.shape)}, but the model requires "
-                f"(batch, {', '.join(map(str, expected))}), from num_channels and image_size. "
-                f"Set the same image_size in the data processor and the model."
-            )
+        is_local = self._is_local(images)
         hidden = self.patches(images)
         if masked is not None:
-            if self.mask_token is None:
-                raise ConfigError(
-                    "Patches are masked, but the model has no embedding for masked ones. Set "
-                    "use_masked_patches: true."
-                )
-            hidden = torch.where(masked[..., None], self.mask_token().to(hidden.dtype), hidden)
+            hidden = self._masked(hidden, masked)
         if self.cls_token is not None:
             first = self.cls_token().to(hidden.dtype).expand(hidden.shape[0], 1, -1)
             hidden = torch.cat((first, hidden), dim=1)
-        hidden = self._add_positions(hidden)
+        hidden = self._add_positions(hidden, is_local=is_local)
         found: Tensor = self.dropout(hidden)
         if self.norm is not None:
             found = self.norm(found)
         return found
 
-    def _add_positions(self, hidden: Tensor) -> Tensor:
+    def _is_local(self, images: Tensor) -> bool:
+        """Return whether these are the smaller images, whose positions are interpolated."""
+        settings, local = self._settings[0], self._settings[0].local
+        shape = tuple(images.shape[1:])
+        sizes = [settings.image]
+        if local is not None:
+            sizes.append((local.rows * settings.patch[0], local.columns * settings.patch[1]))
+        for size in sizes:
+            if shape == (settings.num_channels, *size):
+                return size != settings.image
+        expected = " or ".join(
+            f"(batch, {settings.num_channels}, {height}, {width})" for height, width in sizes
+        )
+        raise ConfigError(
+            f"The batch has images of the shape {tuple(images.shape)}, but the model requires "
+            f"{expected}, from num_channels and image_size. Set the same image_size in the data "
+            f"processor and the model."
+        )
+
+    def _masked(self, hidden: Tensor, masked: Tensor) -> Tensor:
+        if self.mask_token is None:
+            raise ConfigError(
+                "Patches are masked, but the model has no embedding for masked ones. Set "
+                "use_masked_patches: true."
+            )
+        if masked.shape != hidden.shape[:2]:
+            raise ConfigError(
+                f"The masks have the shape {tuple(masked.shape)}, but the images have the patches "
+                f"{tuple(hidden.shape[:2])}. Set the same image_size and patch_size for the masks "
+                f"and the model."
+            )
+        return torch.where(masked[..., None], self.mask_token().to(hidden.dtype), hidden)
+
+    def _add_positions(self, hidden: Tensor, *, is_local: bool) -> Tensor:
         settings, device = self._settings[0], hidden.device
         num = settings.num_patches
         if self.position_embeddings is not None:
@@ -161,6 +193,9 @@ class ImageEmbedding(nn.Module):
             if self.cls_token is not None:
                 rows = torch.cat((torch.full((1,), num, device=device), rows))
             table: Tensor = self.position_embeddings(rows)
+            if is_local and self.local_positions is not None:
+                first = len(rows) - num
+                table = torch.cat((table[:first], self.local_positions(table[first:])))
             return hidden + table
         if settings.position_embedding_type == "fixed":
             waves = grid_positions(settings.grid, settings.hidden_size, device)

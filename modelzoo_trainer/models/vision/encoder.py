@@ -18,7 +18,7 @@ from modelzoo_trainer.models.attention import Attention
 from modelzoo_trainer.models.bert.encoder import Step, draw_weight
 from modelzoo_trainer.models.context import Context
 from modelzoo_trainer.models.decoder_layers import reset_plain
-from modelzoo_trainer.models.feed_forward import FeedForward, activation_of
+from modelzoo_trainer.models.feed_forward import GATED, FeedForward, activation_of
 from modelzoo_trainer.models.initializers import Initializer
 from modelzoo_trainer.models.vision.embeddings import ImageEmbedding
 from modelzoo_trainer.models.vision.settings import VisionSettings
@@ -221,6 +221,18 @@ class VisionEncoder(nn.Module):
             patches=hidden[:, int(has_cls) :],
             earlier=tuple(kept[layer % len(self.layers)] for layer in after),
         )
+
+    def tensor_plan(self, prefix: str) -> dict[str, str]:
+        """Return how layers are split by tensor parallelism; `prefix`: of the encoder's modules.
+
+        The embedding of patches and the pooler are whole everywhere.
+        """
+        attention, ffn = f"{prefix}layers.*.attention.", f"{prefix}layers.*.ffn."
+        plan = {f"{attention}{name}_proj": "colwise" for name in "qkv"}
+        plan |= {f"{attention}o_proj": "rowwise"}
+        plan |= {f"{ffn}up_proj": "colwise", f"{ffn}down_proj": "rowwise"}
+        is_gated = self.settings.nonlinearity in GATED
+        return plan | ({f"{ffn}gate_proj": "colwise"} if is_gated else {})
 
     def pool(self, state: Tensor) -> Tensor:
         """Return the state of the class token, after the pooler if there is one.

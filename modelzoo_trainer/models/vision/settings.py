@@ -2,7 +2,7 @@
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from modelzoo_trainer.constraints import (
     FiniteFloat,
@@ -23,6 +23,22 @@ from modelzoo_trainer.models.initializers import (
 )
 
 _CHANNEL_PARTS = 4  # sine and cosine of rows and of columns
+
+
+class LocalGrid(NamedTuple):
+    """Smaller images of a model, whose positions are interpolated from those of its own size.
+
+    Args:
+        rows: Patches in a column of such an image.
+        columns: Patches in a row.
+        offset: Added to rows and columns when their ratios to those of the model are computed.
+        antialias: Whether the interpolation averages over the patches that one covers.
+    """
+
+    rows: int
+    columns: int
+    offset: float
+    antialias: bool
 
 
 @checked()
@@ -77,7 +93,7 @@ class VisionSettings:
         pooler_initializer: Of the pooler.
         projection_initializer: Of the embedding of patches.
         position_embedding_initializer: Of learned positions.
-        cls_token_initializer: Of the class token, and of the one in place of masked patches.
+        cls_token_initializer: Of the class token; the embedding of masked patches starts at 0.
         attention_softmax_fp32: Accepted for compatibility; no effect.
         mixed_precision: Accepted for compatibility; no effect: use the section `precision`.
         fp16_type: Accepted for compatibility; no effect: use the section `precision`.
@@ -171,6 +187,11 @@ class VisionSettings:
     def num_patches(self) -> int:
         """Patches of an image."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def local(self) -> LocalGrid | None:
+        """The patches of smaller images that the model gets as well; None = it gets none."""
+        return None
 
     @property
     def drop_rates(self) -> list[float]:

@@ -1,0 +1,1 @@
+"""Self-supervised image models of several parts: trunks, heads and losses (DINO, iBOT)."""
