@@ -26,6 +26,7 @@ from benchmarks.published_images import has_images, write_images
 from benchmarks.published_preprocessed import write_rows
 from benchmarks.published_scaling import BATCH, LABELS, LENGTH, STEPS
 from benchmarks.published_tasks import TASK_PROCESSORS, write_task
+from benchmarks.published_views import has_views
 
 END: Final = 256
 """The token at the end of a document; the others are bytes."""
@@ -47,6 +48,9 @@ def write_data(loader: dict[str, Any]) -> None:
         return
     if has_images(loader):
         write_images(Path(loader["data_dir"]), _NUM_ROWS)
+        return
+    if has_views(loader):
+        write_images(Path(loader["dataset"]["root"]), _NUM_ROWS)
         return
     if loader.get("vocab_file"):
         write_vocabulary(Path(loader["vocab_file"]))

@@ -5,7 +5,7 @@ precision, optimizer, weight decay, callbacks, sparsity.
 
 | setting | becomes |
 |---|---|
-| layers | at most 2 |
+| layers | at most 2; tags of parameters of others, and their schedules, are removed |
 | heads N, groups of key and value heads G | N = 4; G = 4 if it was N, 1 if it was 1, else 2 |
 | head size D | 16; `rotary_dim` in proportion, even, at least 2 |
 | hidden size | N * D, or in proportion to `attention_inner_dim`, which becomes N * D |
@@ -24,18 +24,20 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | sparsity | updates every 4 steps |
 | workers of dataloaders | none: starting them takes longer than the run |
 | data | the text of Python's standard library; for models of images, generated stripes with noise |
-| sizes of images | as in `published_images.py` |
+| sizes of images | as in `published_images.py` and `published_views.py` |
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks import published_seq2seq
 from benchmarks.published_images import has_images, scale_images
+from benchmarks.published_views import has_views, scale_parts, scale_views
 
 Plain = dict[str, Any]
 
@@ -109,6 +111,9 @@ def _scale_models(model: Plain, num_sinks: int) -> Factors:
     """Scale a model, and the models inside it, in place."""
     if published_seq2seq.is_seq2seq(model):
         published_seq2seq.scale_model(model)
+        return Factors()
+    if has_views(model):
+        scale_parts(model, lambda trunk: _scale_model(trunk, 0))
         return Factors()
     found = Factors()
     for inner in model.values():
@@ -204,6 +209,7 @@ def _scale_run(init: Plain) -> None:
     checkpoint["steps"] = CHECKPOINT_STEPS
     logging = init["logging"] = init.get("logging") or {}
     logging["log_steps"] = 1
+    _drop_layers(init)
     init["schedulers"] = [_constant(one) for one in init.get("schedulers") or ()]
     for arguments in (init.get("optimizer") or {}).values():
         _replace_rates(arguments or {})
@@ -211,6 +217,22 @@ def _scale_run(init: Plain) -> None:
     for one in sparsity if isinstance(sparsity, list) else [sparsity or {}]:
         if "freq" in (one.get("update") or {}):
             one["update"]["freq"] = 4
+
+
+def _drop_layers(init: Plain) -> None:
+    """Remove the tags of layers that the smaller model lacks, and their schedules."""
+    dropped = set()
+    for arguments in (init.get("optimizer") or {}).values():
+        for group in list((arguments or {}).get("params") or ()):
+            layers = re.findall(r"\.layers\.(\d+)\.", " ".join(group["params"]))
+            if layers and min(map(int, layers)) >= _LAYERS:
+                arguments["params"].remove(group)
+                dropped.add(group["tag"])
+    init["schedulers"] = [
+        one
+        for one in init.get("schedulers") or ()
+        if not any((given or {}).get("param_group_tags") in dropped for given in one.values())
+    ]
 
 
 def _constant(schedule: Plain) -> Plain:
@@ -230,7 +252,8 @@ def _replace_rates(arguments: Plain) -> None:
         if isinstance(arguments.get(name), float):
             arguments[name] = LEARNING_RATE
     for group in arguments.get("params") or ():
-        _replace_rates(group)
+        if isinstance(group, dict):  # else a pattern of names
+            _replace_rates(group)
 
 
 # ---- data
@@ -270,6 +293,8 @@ def _scale_format(loader: Plain, folder: Path) -> None:
         published_seq2seq.scale_loader(loader, folder)
     if has_images(loader):
         scale_images(loader)
+    if has_views(loader):
+        scale_views(loader, folder)
     if loader.get("vocab_file"):
         loader["vocab_file"] = str(folder / "vocab.txt")
 
