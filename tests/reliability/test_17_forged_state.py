@@ -20,6 +20,7 @@ from tests.reliability.sealing import STATE, seal
 DROPPED = object()
 VALUES = [DROPPED, None, "x", [], [1], -1, 10**30, {}, {"a": 1}]
 NUM_SHARES = 8  # of the forged states; each share has every value
+NUM_IN_CI = 3
 
 
 def run(folder: Path, steps: int, *callbacks: Callback, **fit: Any) -> None:
@@ -74,7 +75,11 @@ def forge(good: Path, folder: Path, place: tuple[str | int, ...], value: Any) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", range(NUM_SHARES))
+@pytest.mark.parametrize(
+    "share",
+    [*range(NUM_IN_CI)]
+    + [pytest.param(share, marks=pytest.mark.soak) for share in range(NUM_IN_CI, NUM_SHARES)],
+)
 def test_an_entry_of_another_kind_is_a_checkpoint_error_or_the_run_goes_on(
     good: Path, tmp_path: Path, count: Callable[..., None], share: int
 ) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from modelzoo_trainer.data.hdf5.files import RowFiles
-from modelzoo_trainer.data.hdf5.rows import Ints, SampleRows, Segments
-from modelzoo_trainer.data.hdf5.sending import Batch
+from modelzoo_trainer.data.hdf5.rows import Ints, SampleRows, Segments, padded
+from modelzoo_trainer.data.hdf5.sending import Batch, by_feature
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import (
     IGNORED_LABEL,
@@ -69,12 +68,11 @@ class MaskedRows(SampleRows):
         if len(names) > 1:
             self._check_masked(labels[1], places)
         if size != len(places):
-            inputs, labels = _padded(inputs, rows, size), _padded(labels, rows, size)
+            inputs, labels = padded(inputs, rows, size), padded(labels, rows, size)
             is_padding = np.ones(size, bool)
             is_padding[rows] = False
             labels[0, is_padding] = IGNORED_LABEL
-        batch = dict(zip(self.features, torch.from_numpy(inputs).unbind(), strict=True))
-        return batch | dict(zip(names, torch.from_numpy(labels).unbind(), strict=True))
+        return {**by_feature(inputs, self.features), **by_feature(labels, names)}
 
     def _check_masked(self, positions: NDArray[np.int32], places: Ints) -> None:
         if not positions.size or positions.view(np.uint32).max() < self.length:
@@ -85,13 +83,6 @@ class MaskedRows(SampleRows):
             f"{positions[row, column]} in column {column}, but a sample has {self.length} tokens. "
             f"Preprocess the data again."
         )
-
-
-def _padded(read: NDArray[np.int32], rows: Any, size: int) -> NDArray[np.int32]:
-    """Return a batch of `size` rows, those at `rows` as read, the others 0."""
-    out = np.zeros((len(read), size, *read.shape[2:]), np.int32)
-    out[:, rows] = read
-    return out
 
 
 def _label_features(files: RowFiles, labels: RowFiles) -> tuple[str, ...]:

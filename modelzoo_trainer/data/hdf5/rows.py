@@ -290,12 +290,9 @@ class SampleRows(HDF5Rows):
 
     @override
     def _batch(self, places: Ints, rows: Any, size: int) -> Batch:
-        raw = self._read(places)
-        at_end = size == len(places)
-        out = raw if at_end else np.zeros((len(raw), size, *raw.shape[2:]), np.int32)
-        if not at_end:
-            out[:, rows] = raw
-        return to_send(out, by_feature, self.features)
+        read = self._read(places)
+        whole = read if size == len(places) else padded(read, rows, size)
+        return to_send(whole, by_feature, self.features)
 
     def _read(self, places: Ints) -> NDArray[np.int32]:
         """Return the rows at some places, (features, B, ..., S)."""
@@ -446,6 +443,13 @@ class MappedRows(BatchDataset):
     def __getitems__(self, indices: list[int]) -> Any:
         """Return the batch of these samples."""
         return default_collate([self.function(row) for row in self.rows.raw(indices)])
+
+
+def padded(read: NDArray[np.int32], rows: Any, size: int) -> NDArray[np.int32]:
+    """Return a batch (features, size, ...) with those rows as read, and the others 0."""
+    out = np.zeros((len(read), size, *read.shape[2:]), np.int32)
+    out[:, rows] = read
+    return out
 
 
 def _runs(places: Ints, step: int) -> Iterator[tuple[int, int]]:
