@@ -1,7 +1,7 @@
 """Data for published dataloaders, scaled down.
 
 Tokens are bytes of the text of Python's standard library; images are generated: stripes in a colour
-of the class, with noise.
+of the class, with noise, and captions that name it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.published_encoders import (
     write_vocabulary,
 )
 from benchmarks.published_images import has_images, write_images
+from benchmarks.published_multimodal import sees_images, write_captions
 from benchmarks.published_preprocessed import write_rows
 from benchmarks.published_scaling import BATCH, LABELS, LENGTH, STEPS
 from benchmarks.published_tasks import TASK_PROCESSORS, write_task
@@ -44,6 +45,9 @@ def write_data(loader: dict[str, Any]) -> None:
     if published_seq2seq.is_seq2seq(loader):
         text = _text()
         published_seq2seq.write_text(loader, text[text != END][: _NUM_ROWS * LENGTH].tolist())
+        return
+    if sees_images(loader):
+        write_captions(loader, _NUM_ROWS, LENGTH)
         return
     if has_images(loader):
         write_images(Path(loader["data_dir"]), _NUM_ROWS)

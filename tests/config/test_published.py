@@ -64,14 +64,12 @@ norm_first: null
 var_loss: false
 """
 H5_DATA = """\
-data_processor: LlavaHDF5MapDataProcessor
+data_processor: T5HDF5DataProcessor
 data_dir: [./a, ./b]
 batch_size: 64
 shuffle: true
 prefetch_factor: null
-img_data_dir: ./images
-image_data_size: [3, 8, 8]
-transforms: []
+features_list: [input_ids]
 """
 
 
@@ -208,8 +206,7 @@ def test_what_the_class_takes_is_accepted(kind, text):
             H5_DATA,
             "shuffle: true",
             "shufle: true",
-            "p.yaml:4:1: shufle: no such argument of LlavaHDF5MapDataProcessor. "
-            "Did you mean 'shuffle'?",
+            "p.yaml:4:1: shufle: no such argument of T5HDF5DataProcessor. Did you mean 'shuffle'?",
         ),
         (
             "data processor",
@@ -224,14 +221,14 @@ def test_what_the_class_takes_is_accepted(kind, text):
             H5_DATA,
             "[./a, ./b]",
             "{train: ./a}",
-            "p.yaml:2:11: data_dir: expected a string, a list or null, got a mapping.",
+            "p.yaml:2:11: data_dir: expected a string or a list, got a mapping.",
         ),
         (
             "data processor",
             H5_DATA,
             "batch_size: 64\n",
             "",
-            "p.yaml:1:1: batch_size: missing; LlavaHDF5MapDataProcessor requires it (an integer).",
+            "p.yaml:1:1: batch_size: missing; T5HDF5DataProcessor requires it (an integer).",
         ),
     ],
 )
@@ -462,6 +459,7 @@ def test_a_key_that_is_not_supported_is_known_to_a_check_and_refused_by_name_in_
     [
         *("fixed_sparse_attention: null", "use_sink_token: false", "memory_tokens: {}"),
         *("cross_attention_layers: []", "num_extra_input_vocab_tokens: 0"),
+        "extra_ffn_params: {static_dual_expert: false}",
     ],
 )
 def test_a_key_that_is_not_supported_runs_where_it_is_switched_off(off):
