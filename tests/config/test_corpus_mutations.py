@@ -38,8 +38,6 @@ OPEN = {
     "dino.heads": 206,
     "dino.image_model_trunks": 944,
     "dino.losses": 256,
-    "dit.reverse_process": 124,
-    "dit.vae": 124,
     "llava.image_model": 216,
     "llava.projector": 42,
     "llava.text_model": 174,
