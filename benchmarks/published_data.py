@@ -1,7 +1,7 @@
 """Data for published dataloaders, scaled down.
 
 Tokens are bytes of the text of Python's standard library; images are generated: stripes in a colour
-of the class, with noise.
+of the class, with noise; latents: a pattern of the class, with noise.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.published_encoders import (
     write_vocabulary,
 )
 from benchmarks.published_images import has_images, write_images
+from benchmarks.published_latents import has_latents, write_latents
 from benchmarks.published_preprocessed import write_rows
 from benchmarks.published_scaling import BATCH, LABELS, LENGTH, STEPS
 from benchmarks.published_tasks import TASK_PROCESSORS, write_task
@@ -47,6 +48,10 @@ def write_data(loader: dict[str, Any]) -> None:
         return
     if has_images(loader):
         write_images(Path(loader["data_dir"]), _NUM_ROWS)
+        return
+    if has_latents(loader):
+        for number, folder in enumerate(loader["data_dir"]):
+            write_latents(Path(folder), _NUM_ROWS, number)
         return
     if loader.get("vocab_file"):
         write_vocabulary(Path(loader["vocab_file"]))
