@@ -207,7 +207,7 @@ class DitSettings:
     norm_first: bool = True
     layer_norm_epsilon: PositiveFloat = 1e-5
     nonlinearity: Nonlinearity = "gelu"
-    attention_type: Literal["dot_product", "scaled_dot_product"] = "scaled_dot_product"
+    attention_type: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
     use_projection_bias_in_attention: bool = True
     use_ffn_bias_in_attention: bool = True
     use_ffn_bias: bool = True
