@@ -24,7 +24,7 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | sparsity | updates every 4 steps |
 | workers of dataloaders | none: starting them takes longer than the run |
 | data | the text of Python's standard library; for models of images, generated stripes with noise |
-| sizes of images | as in `published_images.py` |
+| sizes of images and latents | as in `published_images.py` and `published_latents.py` |
 | models that see images | as in `published_multimodal.py` |
 """
 
@@ -37,6 +37,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks import published_multimodal, published_seq2seq
 from benchmarks.published_images import has_images, scale_images
+from benchmarks.published_latents import folders_of, has_latents, scale_latents
 from benchmarks.published_multimodal import fit_parts, sees_images
 
 Plain = dict[str, Any]
@@ -132,8 +133,7 @@ def _inner_models(values: Iterable[Any]) -> Iterator[Plain]:
 
 
 def _scale_model(model: Plain, num_sinks: int) -> Factors:
-    if has_images(model):
-        scale_images(model)
+    _scale_inputs(model)
     hidden, heads = model["hidden_size"], model.get("num_heads") or 1
     inner = model.get("attention_inner_dim") or hidden
     head_size = inner / heads
@@ -162,6 +162,14 @@ def _scale_model(model: Plain, num_sinks: int) -> Factors:
     if model.get("mlm_loss_weight"):
         model["mlm_loss_weight"] /= factors.length
     return factors
+
+
+def _scale_inputs(section: Plain) -> None:
+    """Scale what a model or a dataloader of other data than tokens has."""
+    if has_images(section):
+        scale_images(section)
+    if has_latents(section):
+        scale_latents(section)
 
 
 def _scale_filter(model: Plain, factor: float) -> None:
@@ -272,7 +280,9 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
         _scale_transform(transform, factors)
     for number, member in enumerate(loader.get("mixture") or ()):
         member["data_dir"] = str(folder / str(number))
-    if "data_dir" in loader:
+    if has_latents(loader):
+        loader["data_dir"] = folders_of(loader, folder)
+    elif "data_dir" in loader:
         loader["data_dir"] = str(folder)
 
 
@@ -282,8 +292,7 @@ def _scale_format(loader: Plain, folder: Path) -> None:
         published_seq2seq.scale_loader(loader, folder)
     if sees_images(loader):
         published_multimodal.scale_loader(loader, folder)
-    elif has_images(loader):
-        scale_images(loader)
+    _scale_inputs(loader)
     if loader.get("vocab_file"):
         loader["vocab_file"] = str(folder / "vocab.txt")
 

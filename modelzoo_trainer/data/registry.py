@@ -24,6 +24,9 @@ PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
         ),
         "DPRHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpr:DPRHDF5DataProcessor",
         "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
+        "DiffusionLatentImageNet1KProcessor": (
+            "modelzoo_trainer.data.images.diffusion:DiffusionLatentImageNet1KProcessor"
+        ),
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",
         "GptHDF5MapDataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5MapDataProcessor",

@@ -41,6 +41,7 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "gpt-neox": _GPTJ,
         "t5": _T5,
         "transformer": _T5,
+        "dit": "modelzoo_trainer.models.vision.dit:Dit",
         "vision_transformer": "modelzoo_trainer.models.vision.classifier:Vit",
     }
 )

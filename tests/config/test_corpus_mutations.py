@@ -36,8 +36,6 @@ OPEN = {
     "dino.heads": 206,
     "dino.image_model_trunks": 944,
     "dino.losses": 256,
-    "dit.reverse_process": 124,
-    "dit.vae": 124,
 }
 
 pytestmark = pytest.mark.corpus

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from modelzoo_trainer import callbacks, loggers
-from modelzoo_trainer.config.arguments import check_arguments, schema_of
+from modelzoo_trainer.config.arguments import Schema, check_arguments, schema_of
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import Mapping, Place, Problems, Scalar
@@ -76,6 +76,9 @@ features_list: [input_ids]
 def problems_of(kind, place, name):
     """Return the messages about the arguments of a published class."""
     schema = published_schema(kind, name)
+    if schema is None and name in MODELS:  # what the format says, besides the class here
+        fields = {key: one.parameter for key, one in published_fields(name).items()}
+        schema = Schema(name, fields)
     assert schema is not None, f"{place.key_at}: {kind} {name} is not known"
     problems = Problems()
     check_arguments(place, schema, problems, ignored=("name", "data_processor"))

@@ -21,6 +21,26 @@ _DIGEST_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
+class FileKind:
+    """What the files of a class are.
+
+    Args:
+        one: A file, in messages.
+        several: Files, in messages.
+        place: Stands for the name of a file, in messages.
+        endings: Of their names; in any case.
+    """
+
+    one: str
+    several: str
+    place: str
+    endings: tuple[str, ...]
+
+
+IMAGES: Final = FileKind("an image", "images", "IMAGE", ENDINGS)
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFiles:
     """The images of a folder with a folder for each class.
 
@@ -59,21 +79,21 @@ class ImageFiles:
         return int.from_bytes(digest.digest()[:_DIGEST_BYTES], "big")
 
 
-def missing_folder(data_dir: str, split: str) -> list[str]:
+def missing_folder(data_dir: str, split: str, kind: FileKind = IMAGES) -> list[str]:
     """Return a message if the folder of a split cannot be read now; nothing is opened."""
     for folder in (Path(data_dir).expanduser(), Path(data_dir).expanduser() / split):
         if not folder.is_dir():
             shown = data_dir if folder.name != split else os.path.join(data_dir, split)
             problem = "is not a folder" if folder.exists() else "does not exist"
             return [
-                f"data_dir {shown!r} {problem}. Give a folder with train/CLASS/IMAGE and "
-                f"val/CLASS/IMAGE."
+                f"data_dir {shown!r} {problem}. Give a folder with train/CLASS/{kind.place} and "
+                f"val/CLASS/{kind.place}."
             ]
     return []
 
 
-def find_images(data_dir: str, split: str) -> ImageFiles:
-    """Return the images in `data_dir/split/CLASS`, and in folders inside it, sorted by name.
+def find_images(data_dir: str, split: str, kind: FileKind = IMAGES) -> ImageFiles:
+    """Return the files in `data_dir/split/CLASS`, and in folders inside it, sorted by name.
 
     Classes are numbered by the folders of `train`, if it exists, for all splits. Names that begin
     with a dot are left out.
@@ -82,7 +102,7 @@ def find_images(data_dir: str, split: str) -> ImageFiles:
         ConfigError: If a folder is missing, cannot be listed or contains itself by a link, or a
             class has no image or is none of `train`.
     """
-    if problems := missing_folder(data_dir, split):
+    if problems := missing_folder(data_dir, split, kind):
         raise ConfigError(problems[0])
     above = os.path.expanduser(data_dir)
     folder, train = os.path.join(above, split), os.path.join(above, "train")
@@ -98,18 +118,18 @@ def find_images(data_dir: str, split: str) -> ImageFiles:
     counts = dict.fromkeys(classes, 0)
     others: list[str] = []
     for name in found:
-        images = [os.fsencode(one) for one in _images(folder, (name,), others)]
+        images = [os.fsencode(one) for one in _images(folder, (name,), others, kind)]
         if not images:
             raise ConfigError(
-                f"{os.path.join(folder, name)}: a class without an image. Remove the folder, or "
-                f"add images ({', '.join(ENDINGS)})."
+                f"{os.path.join(folder, name)}: a class without {kind.one}. Remove the folder, "
+                f"or add {kind.several} ({', '.join(kind.endings)})."
             )
         names += images
         counts[name] = len(images)
     if others:
         say_once(
             f"data_dir {folder!r}: {len(others)} files are left out, as their names do not end as "
-            f"those of images, such as {min(others)!r}."
+            f"those of {kind.several}, such as {min(others)!r}."
         )
     return ImageFiles(
         folder,
@@ -135,6 +155,7 @@ def _images(
     folder: str,
     parts: tuple[str, ...],
     others: list[str],
+    kind: FileKind,
     above: frozenset[tuple[int, int]] = frozenset(),
 ) -> Iterator[str]:
     """Yield the names of the images in a folder of a class; those of other files are added.
@@ -143,6 +164,7 @@ def _images(
         folder: Of the split.
         parts: The names of the folders below it, down to this one.
         others: The names of other files.
+        kind: Of the files to find.
         above: Device and inode of the folders above.
     """
     place = os.path.join(folder, *parts)
@@ -155,12 +177,12 @@ def _images(
             f"Remove the link."
         )
     for file in files:
-        if file.lower().endswith(ENDINGS):
+        if file.lower().endswith(kind.endings):
             yield "/".join([*parts, file])
         else:
             others.append("/".join([*parts, file]))
     for name in inside:
-        yield from _images(folder, (*parts, name), others, above | {identity})
+        yield from _images(folder, (*parts, name), others, kind, above | {identity})
 
 
 def _entries(place: str) -> tuple[list[str], list[str]]:
