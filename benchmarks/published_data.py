@@ -57,7 +57,7 @@ def write_data(loader: dict[str, Any]) -> None:
 
 
 def _write_other(loader: dict[str, Any]) -> bool:
-    """Write the files of a dataloader of other data than rows of tokens; return whether it is one."""
+    """Write the files of a dataloader of other data than rows of tokens, or return false."""
     if published_seq2seq.is_seq2seq(loader):
         text = _text()
         published_seq2seq.write_text(loader, text[text != END][: _NUM_ROWS * LENGTH].tolist())

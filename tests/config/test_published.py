@@ -269,8 +269,9 @@ def test_the_published_configurations_have_no_problems():
 def test_nearly_all_keys_of_the_published_configurations_belong_to_closed_classes():
     num_closed, num_open = Counter(), Counter()
     for path in sorted(CORPUS.rglob("*.yaml")):
-        for kind, name, place in unshipped(path):
-            counted = num_open if published_schema(kind, name).is_open else num_closed
+        for kind, name, place in components(path):
+            schema = published_schema(kind, name)  # None = shipped
+            counted = num_open if schema is not None and schema.is_open else num_closed
             counted[kind] += len(place.node.entries) if isinstance(place.node, Mapping) else 0
     print(f"\nkeys in closed classes: {dict(num_closed)}, in open ones: {dict(num_open)}")  # noqa: T201
     assert num_closed.total() > 0.95 * (num_closed.total() + num_open.total())
