@@ -24,19 +24,22 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | sparsity | updates every 4 steps |
 | workers of dataloaders | none: starting them takes longer than the run |
 | data | the text of Python's standard library; for models of images, generated stripes with noise |
-| sizes of images | as in `published_images.py` and `published_views.py` |
+| sizes of images and latents | as in `published_images.py` and `published_latents.py` |
+| models that see images, views of images | as in `published_multimodal.py`, `published_views.py` |
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks import published_seq2seq
+from benchmarks import published_multimodal, published_seq2seq
 from benchmarks.published_images import has_images, scale_images
+from benchmarks.published_latents import folders_of, has_latents, scale_latents
+from benchmarks.published_multimodal import fit_parts, sees_images
 from benchmarks.published_views import has_views, scale_parts, scale_views
 
 Plain = dict[str, Any]
@@ -116,17 +119,26 @@ def _scale_models(model: Plain, num_sinks: int) -> Factors:
         scale_parts(model, lambda trunk: _scale_model(trunk, 0))
         return Factors()
     found = Factors()
-    for inner in model.values():
-        if isinstance(inner, dict) and "hidden_size" in inner:
-            found = _scale_models(inner, num_sinks)
+    for inner in _inner_models(model.values()):
+        found = _scale_models(inner, num_sinks)
     if "hidden_size" in model:
         found = _scale_model(model, num_sinks)
+    if sees_images(model):
+        fit_parts(model, found.length)
     return found
 
 
+def _inner_models(values: Iterable[Any]) -> Iterator[Plain]:
+    """Yield the models among values, also in mappings and lists."""
+    for value in values:
+        if isinstance(value, dict) and "hidden_size" in value:
+            yield value
+        elif isinstance(value, dict | list):
+            yield from _inner_models(value.values() if isinstance(value, dict) else value)
+
+
 def _scale_model(model: Plain, num_sinks: int) -> Factors:
-    if has_images(model):
-        scale_images(model)
+    _scale_inputs(model)
     hidden, heads = model["hidden_size"], model.get("num_heads") or 1
     inner = model.get("attention_inner_dim") or hidden
     head_size = inner / heads
@@ -155,6 +167,14 @@ def _scale_model(model: Plain, num_sinks: int) -> Factors:
     if model.get("mlm_loss_weight"):
         model["mlm_loss_weight"] /= factors.length
     return factors
+
+
+def _scale_inputs(section: Plain) -> None:
+    """Scale what a model or a dataloader of other data than tokens has."""
+    if has_images(section):
+        scale_images(section)
+    if has_latents(section):
+        scale_latents(section)
 
 
 def _scale_filter(model: Plain, factor: float) -> None:
@@ -283,7 +303,9 @@ def _scale_loader(loader: Plain, folder: Path, factors: Factors) -> None:
         _scale_transform(transform, factors)
     for number, member in enumerate(loader.get("mixture") or ()):
         member["data_dir"] = str(folder / str(number))
-    if "data_dir" in loader:
+    if has_latents(loader):
+        loader["data_dir"] = folders_of(loader, folder)
+    elif "data_dir" in loader:
         loader["data_dir"] = str(folder)
 
 
@@ -291,8 +313,9 @@ def _scale_format(loader: Plain, folder: Path) -> None:
     """Scale what dataloaders of other data than rows of tokens have."""
     if published_seq2seq.is_seq2seq(loader):
         published_seq2seq.scale_loader(loader, folder)
-    if has_images(loader):
-        scale_images(loader)
+    if sees_images(loader):
+        published_multimodal.scale_loader(loader, folder)
+    _scale_inputs(loader)
     if has_views(loader):
         scale_views(loader, folder)
     if loader.get("vocab_file"):

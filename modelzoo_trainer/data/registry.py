@@ -25,11 +25,20 @@ PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
         "DPRHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpr:DPRHDF5DataProcessor",
         "DinoImageDataProcessor": "modelzoo_trainer.data.images.dino:DinoImageDataProcessor",
         "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
+        "DiffusionLatentImageNet1KProcessor": (
+            "modelzoo_trainer.data.images.diffusion:DiffusionLatentImageNet1KProcessor"
+        ),
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",
         "GptHDF5MapDataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5MapDataProcessor",
         "ImageNet1KProcessor": "modelzoo_trainer.data.images.imagenet:ImageNet1KProcessor",
+        "LlavaHDF5MapDataProcessor": (
+            "modelzoo_trainer.data.hdf5.multimodal:LlavaHDF5MapDataProcessor"
+        ),
         "MNLIDataProcessor": "modelzoo_trainer.data.csv.glue:MNLIDataProcessor",
+        "MultimodalSimpleHDF5MapDataProcessor": (
+            "modelzoo_trainer.data.hdf5.multimodal:MultimodalSimpleHDF5MapDataProcessor"
+        ),
         "SST2DataProcessor": "modelzoo_trainer.data.csv.glue:SST2DataProcessor",
         "SyntheticProcessor": "modelzoo_trainer.data.synthetic:SyntheticProcessor",
         "T5DynamicDataProcessor": f"{_SEQ2SEQ}:T5DynamicDataProcessor",

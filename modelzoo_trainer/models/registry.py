@@ -24,6 +24,8 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "esm2": "modelzoo_trainer.models.bert.esm2:Esm2",
         "dpo": "modelzoo_trainer.models.dpo:Dpo",
         "dpr": "modelzoo_trainer.models.bert.dpr:Dpr",
+        "llava": "modelzoo_trainer.models.multimodal.llava:Llava",
+        "multimodal_simple": "modelzoo_trainer.models.multimodal.simple:MultimodalSimple",
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
         "generic_image_encoders": _DINO,
         "gpt2": _GPT2,
@@ -42,6 +44,7 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "gpt-neox": _GPTJ,
         "t5": _T5,
         "transformer": _T5,
+        "dit": "modelzoo_trainer.models.vision.dit:Dit",
         "vision_transformer": "modelzoo_trainer.models.vision.classifier:Vit",
     }
 )

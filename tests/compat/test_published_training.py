@@ -142,6 +142,18 @@ def test_both_encoders_are_scaled_and_the_file_of_labels_lies_with_the_data() ->
     assert model_of(label_vocab_file="there/labels.json")["label_vocab_file"] == "d/labels.json"
 
 
+def test_latents_keep_their_patches_and_each_folder_is_new() -> None:
+    given = section(name="dit", patch_size=[2, 2], num_classes=1000, vae={"latent_size": [32, 32]})
+    loader = given["fit"]["train_dataloader"]
+    loader["data_processor"] = "DiffusionLatentImageNet1KProcessor"
+    loader["data_dir"], loader["num_classes"] = ["a", "b"], 1000
+    short, loaders = scaled(given, Path("d"))
+    model = short["init"]["model"]
+    assert (model["vae"], model["patch_size"]) == ({"latent_size": [8, 8]}, [2, 2])
+    assert model["num_classes"] == loaders[0]["num_classes"] == 8
+    assert loaders[0]["data_dir"] == ["d/train_1/0", "d/train_1/1"]
+
+
 def test_the_run_is_short_and_the_file_unchanged() -> None:
     given = section()
     given["init"] |= {

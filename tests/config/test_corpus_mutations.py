@@ -26,18 +26,9 @@ OPEN = {
     "EleutherEvalHarness.flags": 2,
     "ImageNet1KProcessor": 8,
     "ImageNet1KProcessor.transforms": 78,
-    "LlavaHDF5MapDataProcessor.transforms": 144,
     "MultimodalRawDatasetProcessor.preprocessing": 57,
     "MultimodalRawDatasetProcessor.transforms": 24,
-    "MultimodalSimpleHDF5MapDataProcessor.transforms": 48,
     "a model without a name": 257,
-    "dit.reverse_process": 124,
-    "dit.vae": 124,
-    "llava.image_model": 216,
-    "llava.projector": 42,
-    "llava.text_model": 174,
-    "multimodal_simple.image_model_list": 95,
-    "multimodal_simple.text_model": 69,
 }
 
 pytestmark = pytest.mark.corpus

@@ -54,10 +54,14 @@ def closing_line(tmp_path, capsys, text: str, *options: str) -> str:
             {"TRAIN": text_of("[./a, ./b, ./c, ./d, ./e]")},
             "data_dir './c' does not exist; and 2 more.",
         ),
-        ({"MODEL": "{name: dit}"}, "cannot run here; missing: model 'dit'."),
         (
-            {"MODEL": "{name: dit}", "TRAIN": text_of("./a")},
-            "cannot run here; missing: model 'dit'; needs data: data_dir './a' does not exist.",
+            {"MODEL": "{name: dpr/embedding_generation}"},
+            "cannot run here; missing: model 'dpr/embedding_generation'.",
+        ),
+        (
+            {"MODEL": "{name: dpr/embedding_generation}", "TRAIN": text_of("./a")},
+            "cannot run here; missing: model 'dpr/embedding_generation'; "
+            "needs data: data_dir './a' does not exist.",
         ),
         (
             {"CALLBACKS": "[{EleutherEvalHarness: {eeh_args: {tasks: a}}}]"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from modelzoo_trainer.constraints import Flag, NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.data.images.block_masks import BlockMasks, of_slot
 from modelzoo_trainer.data.images.decoding import lacking_pillow, pillow, read_rgb
-from modelzoo_trainer.data.images.folders import ImageFiles, find_images, missing_folder
+from modelzoo_trainer.data.images.folders import IMAGES, ImageFiles, find_images, missing_folder
 from modelzoo_trainer.data.images.multi_crop import LIST, CropSettings, stacked
 from modelzoo_trainer.data.processor import BatchDataset, LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.stream import Member
@@ -26,7 +26,7 @@ _DATASET: Final = "Imagenet"
 _TRANSFORM: Final = "Dinov2Transform"
 _CROPS: Final = "multi_crop_transform"
 _MASKS: Final = "masked_patch_transform"
-_ROOT: Final = "dataset.root"
+_KIND: Final = replace(IMAGES, setting="dataset.root")
 _OF_MASKS: Final = 1  # distinguishes seeds
 _NO_EFFECT: Final = {
     "mixed_precision": "the section precision decides what a model gets",
@@ -225,7 +225,7 @@ class DinoImageDataProcessor(StreamProcessor):
     @event("load")
     def load(self, root: str, split: str) -> ImageFiles:
         """Return the images of a split."""
-        return find_images(root, split, _ROOT)
+        return find_images(root, split, _KIND)
 
     @classmethod
     def check_arguments(
@@ -243,7 +243,7 @@ class DinoImageDataProcessor(StreamProcessor):
         """
         folder, _, _ = _checked(dataset, ssl_transform)
         _check_padding(pad_last)
-        return lacking_pillow() + missing_folder(folder.root, folder.split, _ROOT)
+        return lacking_pillow() + missing_folder(folder.root, folder.split, _KIND)
 
 
 def _check_padding(pad_last: bool) -> None:

@@ -21,6 +21,28 @@ _DIGEST_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
+class FileKind:
+    """What the files of a class are.
+
+    Args:
+        one: A file, in messages.
+        several: Files, in messages.
+        place: Stands for the name of a file, in messages.
+        endings: Of their names; in any case.
+        setting: Name of the setting of the folder, in messages.
+    """
+
+    one: str
+    several: str
+    place: str
+    endings: tuple[str, ...]
+    setting: str = "data_dir"
+
+
+IMAGES: Final = FileKind("an image", "images", "IMAGE", ENDINGS)
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFiles:
     """The images of a folder with a folder for each class.
 
@@ -59,39 +81,36 @@ class ImageFiles:
         return int.from_bytes(digest.digest()[:_DIGEST_BYTES], "big")
 
 
-def missing_folder(data_dir: str, split: str, setting: str = "data_dir") -> list[str]:
-    """Return a message if the folder of a split cannot be read now; nothing is opened.
-
-    `setting`: the name of the folder's setting.
-    """
+def missing_folder(data_dir: str, split: str, kind: FileKind = IMAGES) -> list[str]:
+    """Return a message if the folder of a split cannot be read now; nothing is opened."""
     for folder in (Path(data_dir).expanduser(), Path(data_dir).expanduser() / split):
         if not folder.is_dir():
             shown = data_dir if folder.name != split else os.path.join(data_dir, split)
             problem = "is not a folder" if folder.exists() else "does not exist"
             return [
-                f"{setting} {shown!r} {problem}. Give a folder with train/CLASS/IMAGE and "
-                f"val/CLASS/IMAGE."
+                f"{kind.setting} {shown!r} {problem}. Give a folder with train/CLASS/{kind.place} and "
+                f"val/CLASS/{kind.place}."
             ]
     return []
 
 
-def find_images(data_dir: str, split: str, setting: str = "data_dir") -> ImageFiles:
-    """Return the images in `data_dir/split/CLASS`, and in folders inside it, sorted by name.
+def find_images(data_dir: str, split: str, kind: FileKind = IMAGES) -> ImageFiles:
+    """Return the files in `data_dir/split/CLASS`, and in folders inside it, sorted by name.
 
     Classes are numbered by the folders of `train`, if it exists, for all splits. Names that begin
-    with a dot are left out. `setting`: the name of the folder's setting, for messages.
+    with a dot are left out.
 
     Raises:
         ConfigError: If a folder is missing, cannot be listed or contains itself by a link, or a
             class has no image or is none of `train`.
     """
-    if problems := missing_folder(data_dir, split, setting):
+    if problems := missing_folder(data_dir, split, kind):
         raise ConfigError(problems[0])
     above = os.path.expanduser(data_dir)
     folder, train = os.path.join(above, split), os.path.join(above, "train")
-    found = classes = _classes(folder, setting)
+    found = classes = _classes(folder, kind)
     if split != "train" and os.path.isdir(train):
-        classes = _classes(train, setting)
+        classes = _classes(train, kind)
         if lacking := sorted({*found} - {*classes}):
             raise ConfigError(
                 f"{os.path.join(folder, lacking[0])}: {len(lacking)} of {len(found)} classes have "
@@ -101,18 +120,18 @@ def find_images(data_dir: str, split: str, setting: str = "data_dir") -> ImageFi
     counts = dict.fromkeys(classes, 0)
     others: list[str] = []
     for name in found:
-        images = [os.fsencode(one) for one in _images(folder, (name,), others)]
+        images = [os.fsencode(one) for one in _images(folder, (name,), others, kind)]
         if not images:
             raise ConfigError(
-                f"{os.path.join(folder, name)}: a class without an image. Remove the folder, or "
-                f"add images ({', '.join(ENDINGS)})."
+                f"{os.path.join(folder, name)}: a class without {kind.one}. Remove the folder, "
+                f"or add {kind.several} ({', '.join(kind.endings)})."
             )
         names += images
         counts[name] = len(images)
     if others:
         say_once(
-            f"{setting} {folder!r}: {len(others)} files are left out, as their names do not end as "
-            f"those of images, such as {min(others)!r}."
+            f"{kind.setting} {folder!r}: {len(others)} files are left out, as their names do not end as "
+            f"those of {kind.several}, such as {min(others)!r}."
         )
     return ImageFiles(
         folder,
@@ -123,13 +142,13 @@ def find_images(data_dir: str, split: str, setting: str = "data_dir") -> ImageFi
     )
 
 
-def _classes(folder: str, setting: str) -> list[str]:
+def _classes(folder: str, kind: FileKind) -> list[str]:
     """Return the names of the classes of a split, sorted."""
     classes, _ = _entries(folder)
     if not classes:
         raise ConfigError(
-            f"{setting} {folder!r} has no folder, but each class requires one with its images. "
-            f"Give the folder above train and val."
+            f"{kind.setting} {folder!r} has no folder, but each class requires one with its "
+            f"{kind.several}. Give the folder above train and val."
         )
     return classes
 
@@ -138,6 +157,7 @@ def _images(
     folder: str,
     parts: tuple[str, ...],
     others: list[str],
+    kind: FileKind,
     above: frozenset[tuple[int, int]] = frozenset(),
 ) -> Iterator[str]:
     """Yield the names of the images in a folder of a class; those of other files are added.
@@ -146,6 +166,7 @@ def _images(
         folder: Of the split.
         parts: The names of the folders below it, down to this one.
         others: The names of other files.
+        kind: Of the files to find.
         above: Device and inode of the folders above.
     """
     place = os.path.join(folder, *parts)
@@ -158,12 +179,12 @@ def _images(
             f"Remove the link."
         )
     for file in files:
-        if file.lower().endswith(ENDINGS):
+        if file.lower().endswith(kind.endings):
             yield "/".join([*parts, file])
         else:
             others.append("/".join([*parts, file]))
     for name in inside:
-        yield from _images(folder, (*parts, name), others, above | {identity})
+        yield from _images(folder, (*parts, name), others, kind, above | {identity})
 
 
 def _entries(place: str) -> tuple[list[str], list[str]]:

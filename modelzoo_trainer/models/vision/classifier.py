@@ -19,9 +19,9 @@ from typing_extensions import override
 from modelzoo_trainer.constraints import Fraction, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.bert.encoder import Step, draw_weight
+from modelzoo_trainer.models.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.models.initializers import truncated_normal
 from modelzoo_trainer.models.published_names import renamed
-from modelzoo_trainer.models.vision.chosen_parts import check_patterns, freeze
 from modelzoo_trainer.models.vision.encoder import VisionEncoder
 from modelzoo_trainer.models.vision.settings import VisionSettings
 
@@ -93,7 +93,7 @@ class VitSettings(VisionSettings):
                 "use_masked_patches is true, but this model masks no patches, so that nothing "
                 "would train their embedding. Set use_masked_patches: false."
             )
-        check_patterns(self.freeze)
+        check_patterns(self.freeze or ())
 
 
 class Vit(VitSettings, nn.Module):
@@ -109,7 +109,7 @@ class Vit(VitSettings, nn.Module):
         width = self.hidden_size * (2 if self.use_dinov2_classifier else 1)
         self.head = nn.Linear(width, self.num_classes, bias=self.use_bias_in_output)
         self.reset_parameters()
-        freeze(self, self.freeze, "'^encoder', '^vit_model' or '^head'")
+        freeze_matching(self, self.freeze or (), "'^encoder', '^vit_model' or '^head'")
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> None:
@@ -126,7 +126,7 @@ class Vit(VitSettings, nn.Module):
 
         The embedding of patches, the pooler and the head are whole everywhere.
         """
-        return self.encoder.tensor_plan("encoder.")
+        return {f"encoder.{name}": style for name, style in self.encoder.tensor_plan.items()}
 
     def reset_parameters(self) -> None:
         """Initialize all weights; also after `to_empty`."""

@@ -63,9 +63,13 @@ class PatchEmbedding(nn.Module):
         else:
             self.projection = nn.Linear(self.patch[0] * self.patch[1] * channels, size, bias=bias)
 
-    def draw(self, initializer: Initializer) -> None:
-        """Initialize the weight as a matrix (H, inputs); the bias is 0."""
-        initializer(self.projection.weight.flatten(1))
+    def draw(self, initializer: Initializer, *, like_linear: bool = True) -> None:
+        """Initialize the weight; the bias is 0.
+
+        `like_linear`: as a matrix (H, inputs), also that of a convolution.
+        """
+        weight = self.projection.weight
+        initializer(weight.flatten(1) if like_linear else weight)
         if self.projection.bias is not None:
             nn.init.zeros_(self.projection.bias)
 

@@ -119,7 +119,7 @@ class VisionSettings:
     use_final_layer_norm: bool = True
     layer_norm_epsilon: PositiveFloat = 1e-5
     nonlinearity: Nonlinearity = "gelu"
-    attention_type: Literal["dot_product", "scaled_dot_product"] = "scaled_dot_product"
+    attention_type: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
     attention_module: Literal["aiayn_attention", "multiquery_attention"] = "aiayn_attention"
     use_projection_bias_in_attention: bool = True
     use_ffn_bias_in_attention: bool = True

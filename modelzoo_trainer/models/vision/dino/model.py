@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.bert.encoder import Step
+from modelzoo_trainer.models.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.models.vision import classifier
-from modelzoo_trainer.models.vision.chosen_parts import check_patterns, freeze
 from modelzoo_trainer.models.vision.dino.head import DinoHead
 from modelzoo_trainer.models.vision.dino.losses import CenteredLoss, DistillationLoss, PatchLoss
 from modelzoo_trainer.models.vision.dino.plan import DINO_LOSS, PATCH_LOSS, Pair, Part, read_plan
@@ -120,7 +120,7 @@ class Dino(nn.Module):
     ) -> None:
         super().__init__()
         self._plan = read_plan(image_model_trunks, heads, losses, copy_init_weights, ema)
-        check_patterns(freeze)
+        check_patterns(freeze or ())
         plan = self._plan
         self.image_model_trunks = Parts([MultiImageViT(one.settings) for one in plan.trunks])
         self.heads = Parts([DinoHead(one.settings) for one in plan.heads])
@@ -153,7 +153,7 @@ class Dino(nn.Module):
             ConfigError: As the constructor, except for what needs the names of parameters.
         """
         read_plan(image_model_trunks, heads, losses, copy_init_weights, ema)
-        check_patterns(freeze)
+        check_patterns(freeze or ())
 
     @property
     def tensor_plan(self) -> dict[str, str]:
@@ -161,7 +161,8 @@ class Dino(nn.Module):
         plan: dict[str, str] = {}
         for number in range(len(self.image_model_trunks)):
             encoder = self.image_model_trunks[number].encoder
-            plan |= encoder.tensor_plan(f"{TRUNKS}.model.{number}.encoder.")
+            prefix = f"{TRUNKS}.model.{number}.encoder."
+            plan |= {f"{prefix}{name}": style for name, style in encoder.tensor_plan.items()}
         return plan
 
     def reset_parameters(self) -> None:
@@ -312,7 +313,7 @@ class Dino(nn.Module):
         return found
 
     def _freeze(self, patterns: list[str] | None) -> None:
-        freeze(self, patterns, f"'{TRUNKS}.model.0' or '{HEADS}.model.0'")
+        freeze_matching(self, patterns or (), f"'{TRUNKS}.model.0' or '{HEADS}.model.0'")
         for number, pair in enumerate(self._plan.averages):
             if any(one.requires_grad for one in self._module(pair.target).parameters()):
                 name = f"{pair.target.kind}.model.{pair.target.part}"
