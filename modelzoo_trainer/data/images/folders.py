@@ -88,8 +88,8 @@ def missing_folder(data_dir: str, split: str, kind: FileKind = IMAGES) -> list[s
             shown = data_dir if folder.name != split else os.path.join(data_dir, split)
             problem = "is not a folder" if folder.exists() else "does not exist"
             return [
-                f"{kind.setting} {shown!r} {problem}. Give a folder with train/CLASS/{kind.place} and "
-                f"val/CLASS/{kind.place}."
+                f"{kind.setting} {shown!r} {problem}. Give a folder with train/CLASS/{kind.place} "
+                f"and val/CLASS/{kind.place}."
             ]
     return []
 
@@ -130,8 +130,8 @@ def find_images(data_dir: str, split: str, kind: FileKind = IMAGES) -> ImageFile
         counts[name] = len(images)
     if others:
         say_once(
-            f"{kind.setting} {folder!r}: {len(others)} files are left out, as their names do not end as "
-            f"those of {kind.several}, such as {min(others)!r}."
+            f"{kind.setting} {folder!r}: {len(others)} files are left out, as their names do not "
+            f"end as those of {kind.several}, such as {min(others)!r}."
         )
     return ImageFiles(
         folder,
