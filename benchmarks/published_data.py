@@ -1,7 +1,7 @@
 """Data for published dataloaders, scaled down.
 
 Tokens are bytes of the text of Python's standard library; images are generated: stripes in a colour
-of the class, with noise; latents: a pattern of the class, with noise.
+of the class, with noise, and captions that name it; latents: a pattern of the class, with noise.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks.published_encoders import (
 )
 from benchmarks.published_images import has_images, write_images
 from benchmarks.published_latents import has_latents, write_latents
+from benchmarks.published_multimodal import sees_images, write_captions
 from benchmarks.published_preprocessed import write_rows
 from benchmarks.published_scaling import BATCH, LABELS, LENGTH, STEPS
 from benchmarks.published_tasks import TASK_PROCESSORS, write_task
@@ -42,16 +43,7 @@ def write_data(loader: dict[str, Any]) -> None:
     Args:
         loader: Its settings: `data_processor`, `data_dir` or `mixture`, and the format.
     """
-    if published_seq2seq.is_seq2seq(loader):
-        text = _text()
-        published_seq2seq.write_text(loader, text[text != END][: _NUM_ROWS * LENGTH].tolist())
-        return
-    if has_images(loader):
-        write_images(Path(loader["data_dir"]), _NUM_ROWS)
-        return
-    if has_latents(loader):
-        for number, folder in enumerate(loader["data_dir"]):
-            write_latents(Path(folder), _NUM_ROWS, number)
+    if _write_other(loader):
         return
     if loader.get("vocab_file"):
         write_vocabulary(Path(loader["vocab_file"]))
@@ -62,6 +54,25 @@ def write_data(loader: dict[str, Any]) -> None:
             is_task = loader["data_processor"] in TASK_PROCESSORS
             write = _write_task if is_task else _write_folder
             write(Path(folder), loader, number)
+
+
+def _write_other(loader: dict[str, Any]) -> bool:
+    """Write the files of a dataloader of other data than rows of tokens, or return false."""
+    if published_seq2seq.is_seq2seq(loader):
+        text = _text()
+        published_seq2seq.write_text(loader, text[text != END][: _NUM_ROWS * LENGTH].tolist())
+        return True
+    if sees_images(loader):
+        write_captions(loader, _NUM_ROWS, LENGTH)
+        return True
+    if has_images(loader):
+        write_images(Path(loader["data_dir"]), _NUM_ROWS)
+        return True
+    if has_latents(loader):
+        for number, folder in enumerate(loader["data_dir"]):
+            write_latents(Path(folder), _NUM_ROWS, number)
+        return True
+    return False
 
 
 def _write_task(folder: Path, loader: dict[str, Any], number: int) -> None:

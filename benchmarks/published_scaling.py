@@ -25,18 +25,20 @@ precision, optimizer, weight decay, callbacks, sparsity.
 | workers of dataloaders | none: starting them takes longer than the run |
 | data | the text of Python's standard library; for models of images, generated stripes with noise |
 | sizes of images and latents | as in `published_images.py` and `published_latents.py` |
+| models that see images | as in `published_multimodal.py` |
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks import published_seq2seq
+from benchmarks import published_multimodal, published_seq2seq
 from benchmarks.published_images import has_images, scale_images
 from benchmarks.published_latents import folders_of, has_latents, scale_latents
+from benchmarks.published_multimodal import fit_parts, sees_images
 
 Plain = dict[str, Any]
 
@@ -112,12 +114,22 @@ def _scale_models(model: Plain, num_sinks: int) -> Factors:
         published_seq2seq.scale_model(model)
         return Factors()
     found = Factors()
-    for inner in model.values():
-        if isinstance(inner, dict) and "hidden_size" in inner:
-            found = _scale_models(inner, num_sinks)
+    for inner in _inner_models(model.values()):
+        found = _scale_models(inner, num_sinks)
     if "hidden_size" in model:
         found = _scale_model(model, num_sinks)
+    if sees_images(model):
+        fit_parts(model, found.length)
     return found
+
+
+def _inner_models(values: Iterable[Any]) -> Iterator[Plain]:
+    """Yield the models among values, also in mappings and lists."""
+    for value in values:
+        if isinstance(value, dict) and "hidden_size" in value:
+            yield value
+        elif isinstance(value, dict | list):
+            yield from _inner_models(value.values() if isinstance(value, dict) else value)
 
 
 def _scale_model(model: Plain, num_sinks: int) -> Factors:
@@ -278,6 +290,8 @@ def _scale_format(loader: Plain, folder: Path) -> None:
     """Scale what dataloaders of other data than rows of tokens have."""
     if published_seq2seq.is_seq2seq(loader):
         published_seq2seq.scale_loader(loader, folder)
+    if sees_images(loader):
+        published_multimodal.scale_loader(loader, folder)
     _scale_inputs(loader)
     if loader.get("vocab_file"):
         loader["vocab_file"] = str(folder / "vocab.txt")

@@ -21,6 +21,9 @@ SPAN: Final = "attention_span"
 POSITIONS: Final = "position_ids"
 SEGMENTS: Final = "token_type_ids"
 MASKED_WEIGHTS: Final = "masked_lm_mask"
+LOSS_MASK: Final = "loss_mask"
+KEY_PADDING: Final = "key_padding_mask"
+MODALITY: Final = "token_modality_idx"
 FEATURES: Final = (INPUTS, MASK, LABELS)
 """The second dimension of the dataset."""
 VSL_FEATURES: Final = (*FEATURES, SPAN, POSITIONS)
@@ -29,5 +32,12 @@ DPO_FEATURES: Final = tuple(
     f"{answer}_{feature}" for answer in ("chosen", "rejected") for feature in FEATURES
 )
 """The same for pairs of answers."""
+IMAGE_TEXT_FEATURES: Final = ("text_input_ids", LOSS_MASK, LABELS, KEY_PADDING)
+"""The same for text with images; files may have further ones, `MODALITY` first."""
+IMAGE_NAMES: Final = "img_path"
+"""The dataset with the names of the images of each row, NO_IMAGE for one that is not there."""
+IMAGE_PLACES: Final = "img_data_loc"
+"""The dataset with the positions of the patches of these images."""
+NO_IMAGE: Final = "None"
 IGNORED_LABEL: Final = -100
 """A label that counts in no loss."""

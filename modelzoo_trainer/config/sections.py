@@ -143,7 +143,7 @@ def _check_others(
         value = check_value(inner, fields[key].parameter, problems)
         if fields[key].is_inert:
             problems.note(inner.key_at, inner.path, "no effect (nor in the Cerebras Model Zoo).")
-        elif value:  # 0, false, null or empty: switched off
+        elif _is_on(value):
             what = (
                 f"the Cerebras Model Zoo has this setting of {name.node.value}, but this package "
                 f"does not support it. Remove it to run without it."
@@ -151,6 +151,11 @@ def _check_others(
             lack = Lack("setting", f"{key} of {name.node.value}")
             problems.add_to_run(inner.key_at, inner.path, what, lack)
     return list(fields)
+
+
+def _is_on(value: Any) -> bool:
+    """Return whether a setting is switched on: not 0, false, null, empty or made of such values."""
+    return any(map(_is_on, value.values())) if isinstance(value, dict) else bool(value)
 
 
 def check_dataloader(place: Place, names: Names, problems: Problems) -> Component | None:

@@ -31,7 +31,13 @@ PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",
         "GptHDF5MapDataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5MapDataProcessor",
         "ImageNet1KProcessor": "modelzoo_trainer.data.images.imagenet:ImageNet1KProcessor",
+        "LlavaHDF5MapDataProcessor": (
+            "modelzoo_trainer.data.hdf5.multimodal:LlavaHDF5MapDataProcessor"
+        ),
         "MNLIDataProcessor": "modelzoo_trainer.data.csv.glue:MNLIDataProcessor",
+        "MultimodalSimpleHDF5MapDataProcessor": (
+            "modelzoo_trainer.data.hdf5.multimodal:MultimodalSimpleHDF5MapDataProcessor"
+        ),
         "SST2DataProcessor": "modelzoo_trainer.data.csv.glue:SST2DataProcessor",
         "SyntheticProcessor": "modelzoo_trainer.data.synthetic:SyntheticProcessor",
         "T5DynamicDataProcessor": f"{_SEQ2SEQ}:T5DynamicDataProcessor",

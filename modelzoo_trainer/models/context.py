@@ -62,13 +62,15 @@ def make_masks(
     position_bias: nn.Module | None,
     hidden: Tensor,
     spans: Tensor | None = None,
+    padding: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the masks of layers without and with the sliding window; unused ones are None.
 
-    `hidden`: states that the first layer gets. `spans`: `attention_span` of the batch.
+    `hidden`: states that the first layer gets. `spans`: `attention_span` of the batch. `padding`:
+    nonzero for keys that are padding.
 
     Shapes:
-        hidden: (B, T, H). spans: (B, T) integer. Returns: as `Context.masks`.
+        hidden: (B, T, H). spans: (B, T) integer. padding: (B, T). Returns: as `Context.masks`.
     """
     length, device = hidden.shape[1], hidden.device
     bias = None if position_bias is None else position_bias(length, device)
@@ -76,9 +78,10 @@ def make_masks(
     layers = windowed_layers(settings)
     full = windowed = None
     if not all(layers):
-        full = merge_bias(bias, visible_keys(length, device, spans=spans), length, device)
+        visible = visible_keys(length, device, spans=spans, padding=padding)
+        full = merge_bias(bias, visible, length, device)
     if any(layers):
-        visible = visible_keys(length, device, **_window(settings))
+        visible = visible_keys(length, device, padding=padding, **_window(settings))
         is_the_same = visible is None and full is not None
         windowed = full if is_the_same else merge_bias(bias, visible, length, device)
     return full, windowed

@@ -149,10 +149,18 @@ class Decoder(DecoderSettings, nn.Module):
         Raises:
             ConfigError: As the constructor.
         """
+        make_initializers(cls.settings_of(**arguments))
+
+    @classmethod
+    def settings_of(cls, **arguments: Any) -> DecoderSettings:
+        """Return the settings of a model with these constructor arguments, without building it.
+
+        Raises:
+            ConfigError: As the constructor.
+        """
         cls.refuse_both_names([key for key, one in arguments.items() if one is not None])
         defaults = {field.name: field.default for field in fields(cls) if field.init}
-        settings = cls.SETTINGS(**(defaults | arguments))  # type: ignore[arg-type]  # as given
-        make_initializers(settings)
+        return cls.SETTINGS(**(defaults | arguments))  # type: ignore[arg-type]  # as given
 
     def _build(self) -> None:
         size, rate = self.hidden_size, self.embedding_dropout_rate
@@ -258,6 +266,26 @@ class Decoder(DecoderSettings, nn.Module):
                 f"The model got a batch with the keys {sorted(batch)}, but requires 'input_ids' "
                 f"and 'labels'. Use another data processor or model."
             )
+        return self.outputs_of(batch)
+
+    def outputs_of(
+        self,
+        batch: Mapping[str, Tensor],
+        *,
+        states: Tensor | None = None,
+        padding: Tensor | None = None,
+    ) -> dict[str, Any]:
+        """Return the outputs of `forward`, also for states that are no embeddings of tokens.
+
+        Args:
+            batch: As of `forward`.
+            states: What the first layer gets, such as `input_states` with features of an image in
+                some places; None = the embeddings of the tokens.
+            padding: Nonzero for keys that no query sees; None = all are seen.
+
+        Shapes:
+            states: (B, T, H). padding: (B, T).
+        """
         labels, attention_mask = batch["labels"], batch.get("attention_mask")
         check_batch(
             batch,
@@ -269,6 +297,8 @@ class Decoder(DecoderSettings, nn.Module):
             position_ids=batch.get(POSITIONS_KEY),
             attention_span=batch.get(SPAN_KEY),
             counted=attention_mask,
+            states=states,
+            padding=padding,
         )
         loss, num_items = language_loss(
             logits,
@@ -322,33 +352,60 @@ class Decoder(DecoderSettings, nn.Module):
         position_ids: Tensor | None,
         attention_span: Tensor | None,
         counted: Tensor | None = None,
+        states: Tensor | None = None,
+        padding: Tensor | None = None,
     ) -> tuple[Tensor, list[Statistics]]:
         """Return the logits and, with experts, the statistics of each layer's routing.
 
-        `counted`: nonzero where a token counts for these statistics; None = all count.
+        `counted`: nonzero where a token counts for these statistics; None = all count. `states`,
+        `padding`: as of `outputs_of`.
         """
-        hidden, context = self._begin(input_ids, position_ids, attention_span)
+        hidden, context = self._begin(
+            input_ids, position_ids, attention_span, states=states, padding=padding
+        )
         hidden, routed = self._run_layers(hidden, context._replace(counted=counted))
         return self._score(hidden), routed
 
     def _begin(
-        self, input_ids: Tensor, position_ids: Tensor | None, attention_span: Tensor | None
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None,
+        attention_span: Tensor | None,
+        *,
+        states: Tensor | None = None,
+        padding: Tensor | None = None,
     ) -> tuple[Tensor, Context]:
         """Return the states that the first layer gets, and what all layers share."""
+        hidden = self.input_states(input_ids, position_ids) if states is None else states
+        positions = position_ids
+        if positions is None:
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        masks = make_masks(self, self.position_bias, hidden, attention_span, padding)
+        return hidden, self._share(input_ids, positions, masks)
+
+    def input_states(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Return the states that the first layer gets: embeddings, with positions and dropout.
+
+        Args:
+            input_ids: The tokens.
+            position_ids: Positions for embeddings; None = 0, 1, ...
+
+        Shapes:
+            input_ids, position_ids: (B, T) integer. Returns: (B, T, H).
+
+        Raises:
+            ConfigError: If there are more than `max_position_embeddings` tokens.
+        """
         length = input_ids.shape[1]
         if length > self.max_position_embeddings:
             raise ConfigError(
                 f"max_position_embeddings is {self.max_position_embeddings}, but a sequence has "
                 f"{length} tokens. Increase it, or decrease max_sequence_length of the data."
             )
-        if position_ids is None:
-            positions = torch.arange(length, device=input_ids.device)
-            hidden = self._embed(input_ids, positions, offset=self.position_embedding_offset)
-        else:
-            positions = position_ids
-            hidden = self._embed(input_ids, positions)
-        masks = make_masks(self, self.position_bias, hidden, attention_span)
-        return hidden, self._share(input_ids, positions, masks)
+        if position_ids is not None:
+            return self._embed(input_ids, position_ids)
+        positions = torch.arange(length, device=input_ids.device)
+        return self._embed(input_ids, positions, offset=self.position_embedding_offset)
 
     def _share(
         self, input_ids: Tensor, positions: Tensor, masks: tuple[Tensor | None, Tensor | None]

@@ -31,8 +31,8 @@ from modelzoo_trainer.constraints import (
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.inner_decoder import decoder_of
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup
-from modelzoo_trainer.models.registry import MODELS, model_class
 
 LossType = Literal["sigmoid", "hinge", "ipo", "dpop"]
 
@@ -345,16 +345,7 @@ def _settings_of(given: Mapping[str, Any] | None) -> DpoSettings:
 
 def _policy_of(given: Mapping[str, Any], dpo: DpoSettings) -> tuple[type[Decoder], dict[str, Any]]:
     """Return the class of the policy and its arguments."""
-    arguments = dict(given)
-    name = arguments.pop("name", None) or arguments.pop("model_name", None)
-    if not isinstance(name, str):
-        raise ConfigError("model.policy_model.name is missing. Set it to a decoder, such as gpt2.")
-    if name.lower() not in MODELS or not issubclass(model_class(name), Decoder):
-        decoders = [one for one in MODELS if issubclass(model_class(one), Decoder)]
-        raise ConfigError(
-            f"model.policy_model.name: {name!r} is not a decoder. {suggest(name, decoders)}"
-        )
-    cls: Any = model_class(name)
+    cls, arguments = decoder_of("policy_model", given)
     if dpo.disable_dropout:
         for rate in _OTHER_RATES:
             arguments.pop(rate, None)

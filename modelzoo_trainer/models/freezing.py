@@ -1,8 +1,9 @@
-"""Freezing and unfreezing of layer groups of a model."""
+"""Freezing and unfreezing of layer groups of a model, and freezing by names of parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -188,3 +189,57 @@ def _group(name: str, modules: Iterable[Module]) -> LayerGroup:
         module for module in found if next(module.parameters(recurse=False), None) is not None
     )
     return LayerGroup(name=name, modules=tuple(owners), all_modules=found)
+
+
+def check_patterns(patterns: Iterable[str]) -> None:
+    """Check the regular expressions of the setting `freeze`.
+
+    Raises:
+        ConfigError: If one is not valid.
+    """
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"freeze: {pattern!r} is not a valid regular expression: {error}."
+            ) from None
+
+
+def freeze_matching(model: Module, patterns: Iterable[str], examples: str) -> None:
+    """Freeze parameters in whose names, or in those of their modules, an expression is found.
+
+    Names are those of the model, and those of the Model Zoo by its `published_name`.
+
+    Args:
+        model: The model.
+        patterns: Regular expressions.
+        examples: Some that are found, for messages.
+
+    Raises:
+        ConfigError: If one is found in no name.
+    """
+    published: Callable[[str], str | None] = getattr(model, "published_name", lambda name: None)
+    for pattern in patterns:
+        frozen = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if any(re.search(pattern, one) for one in _names_of(name, published(name)))
+        ]
+        if not frozen:
+            raise ConfigError(
+                f"freeze: {pattern!r} is found in no name of a parameter or module. Examples: "
+                f"{examples}."
+            )
+        for parameter in frozen:
+            parameter.requires_grad = False
+
+
+def _names_of(name: str, published: str | None) -> set[str]:
+    """Return the own and the published name of a parameter, and of the modules that contain it."""
+    names = [name] + ([] if published is None else [published.removeprefix("model.")])
+    found = set()
+    for one in names:
+        parts = one.split(".")
+        found |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    return found

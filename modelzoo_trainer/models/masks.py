@@ -25,6 +25,7 @@ def visible_keys(
     sinks: int = 0,
     spans: Tensor | None = None,
     query: Tensor | None = None,
+    padding: Tensor | None = None,
 ) -> Tensor | None:
     """Return which keys each query sees, or None if these are all keys up to its own position.
 
@@ -34,6 +35,9 @@ def visible_keys(
         window         distance < window
         window, sinks  distance < window, or the key is one of the first `sinks` ones
         spans          distance <= the span of the key
+        padding        the key is no padding
+
+    With `padding`, a query that would see nothing sees itself: attention over nothing would be NaN.
 
     Args:
         length: Number of positions T.
@@ -43,17 +47,18 @@ def visible_keys(
         spans: For each key, the largest distance at which it is seen, >= 0. In a row of packed
             sequences of n tokens each, that is n - 1, ..., 0.
         query: The position of the only query, among T keys; None = every position is one.
+        padding: Nonzero for keys that are padding; not with `query`.
 
     Shapes:
-        spans: (B, T) integer. query: (1,). Returns: (1 or B, 1, T, T), bool; the last dimension is
-        the key. With `query`: (1, 1, 1, T), never None.
+        spans: (B, T) integer. query: (1,). padding: (B, T). Returns: (1 or B, 1, T, T), bool; the
+        last dimension is the key. With `query`: (1, 1, 1, T), never None.
 
     Cost:
         No host read; whether the result is None depends on shapes only.
     """
     if window is not None and length <= window + sinks:
         window = None
-    if spans is None and window is None and query is None:
+    if spans is None and window is None and query is None and padding is None:
         return None
     positions = torch.arange(length, device=device)
     distances = (positions if query is None else query)[:, None] - positions
@@ -62,6 +67,9 @@ def visible_keys(
         visible = visible & ((distances < window) | (positions < sinks))
     if spans is not None:
         visible = visible & (distances <= spans[:, None, None, :])
+    if padding is not None:
+        visible = visible & (padding == 0)[:, None, None, :]
+        visible = visible | (~visible.any(dim=-1, keepdim=True) & (distances == 0))
     return visible
 
 

@@ -22,6 +22,8 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "esm2": "modelzoo_trainer.models.bert.esm2:Esm2",
         "dpo": "modelzoo_trainer.models.dpo:Dpo",
         "dpr": "modelzoo_trainer.models.bert.dpr:Dpr",
+        "llava": "modelzoo_trainer.models.multimodal.llava:Llava",
+        "multimodal_simple": "modelzoo_trainer.models.multimodal.simple:MultimodalSimple",
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
         "gpt2": _GPT2,
         "bloom": _GPT2,

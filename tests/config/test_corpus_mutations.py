@@ -28,21 +28,14 @@ OPEN = {
     "EleutherEvalHarness.flags": 2,
     "ImageNet1KProcessor": 8,
     "ImageNet1KProcessor.transforms": 78,
-    "LlavaHDF5MapDataProcessor.transforms": 144,
     "MultimodalRawDatasetProcessor.preprocessing": 57,
     "MultimodalRawDatasetProcessor.transforms": 24,
-    "MultimodalSimpleHDF5MapDataProcessor.transforms": 48,
     "a model without a name": 257,
     "dino.copy_init_weights": 44,
     "dino.ema": 187,
     "dino.heads": 206,
     "dino.image_model_trunks": 944,
     "dino.losses": 256,
-    "llava.image_model": 216,
-    "llava.projector": 42,
-    "llava.text_model": 174,
-    "multimodal_simple.image_model_list": 95,
-    "multimodal_simple.text_model": 69,
 }
 
 pytestmark = pytest.mark.corpus

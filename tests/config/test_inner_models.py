@@ -56,3 +56,47 @@ def test_the_inner_model_is_built_from_its_section_without_inert_settings():
 def test_a_mistake_in_the_inner_model_is_reported_at_its_line(policy, dpo, message):
     with pytest.raises(ConfigError, match=message):
         plan_of(policy, dpo)
+
+
+LLAVA = """\
+trainer:
+  init:
+    device: cpu
+    model:
+      name: llava
+      image_model: {name: ViTModel, hidden_size: 16, num_heads: 2, image_size: [32, 32], %s}
+      text_model: {name: LlamaModel, hidden_size: 16, num_heads: 2, %s}
+      projector:
+        image_model: {name: FeedForwardNetwork, input_unit: 16, layers_units: [16], %s}
+  validate:
+    val_dataloader: {data_processor: DigitsProcessor, split: val, batch_size: 90}
+"""
+
+
+def notes_of(image="", text="", layers=""):
+    given = read_text(LLAVA % (image, text, layers), "p.yaml")
+    (plan,) = check_config(given, shipped_names(), None, Problems())
+    return [str(note) for note in plan.notes]
+
+
+def test_older_names_of_parts_of_llava_are_known():
+    assert notes_of() == [
+        "p.yaml:7:26: trainer.init.model.text_model.name: LlamaModel is an older name of llama."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"image": "filter_sise: 8"}, r"p\.yaml:6:90: .*image_model\.filter_sise.*'filter_size'"),
+        ({"image": "patch_size: [5, 5]"}, r"p\.yaml:6:\d+: .*image_model\.image_size"),
+        ({"image": "dropout_rate: a"}, r"p\.yaml:6:90: .*image_model\.dropout_rate.*'a'"),
+        ({"text": "filter_sise: 8"}, r"p\.yaml:7:69: .*text_model\.filter_sise.*'filter_size'"),
+        ({"text": "loss_weight: 2.0"}, r"p\.yaml:7:69: .*text_model\.loss_weight"),
+        ({"layers": "use_bais: true"}, r"p\.yaml:9:85: .*image_model\.use_bais.*'use_bias'"),
+        ({"layers": "layers_activation: [a]"}, r"p\.yaml:9:105: .*layers_activation"),
+    ],
+)
+def test_a_mistake_in_a_part_of_llava_is_reported_at_its_line(parts, message):
+    with pytest.raises(ConfigError, match=message):
+        notes_of(**parts)

@@ -15,6 +15,7 @@ from modelzoo_trainer.config.positions import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.registry import MODELS, model_class
+from tests.models.llava_cases import LLAVA, SIMPLE
 
 FILE = """\
 trainer:
@@ -180,6 +181,8 @@ def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, 
         "dpr": {"encoder": {"max_position_embeddings": 8}},
         "dpo": {"policy_model": {"name": "gpt2"}},
         "fc_mnist": {"hidden_sizes": [3]},
+        "llava": LLAVA,
+        "multimodal_simple": SIMPLE,
     }
     model_class(name).check_arguments(**required.get(name, {}))
 

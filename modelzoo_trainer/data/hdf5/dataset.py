@@ -14,6 +14,7 @@ from modelzoo_trainer.data.hdf5.files import (
     fingerprint_of,
     read_header,
 )
+from modelzoo_trainer.data.hdf5.image_rows import ImageOptions, ImageRows
 from modelzoo_trainer.data.hdf5.masked_rows import MaskedRows
 from modelzoo_trainer.data.hdf5.retrieval_rows import CONTEXT_DATASET, RetrievalRows
 from modelzoo_trainer.data.hdf5.rows import (
@@ -27,7 +28,7 @@ from modelzoo_trainer.data.hdf5.selection import Run, Source, runs_of, shares_of
 from modelzoo_trainer.data.hdf5.transforms import Transform
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.hdf5_format import DATASET, FEATURES, LABELS
+from modelzoo_trainer.hdf5_format import DATASET, FEATURES, IMAGE_NAMES, IMAGE_PLACES, LABELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class RowOptions:
         has_labels: Whether the labels of masked tokens are in a dataset of their own.
         dataset: Name of the dataset with the samples.
         context_features: Names of the rows of contexts, in a dataset of their own; () = none.
+        images: How the images of each row are read; None = there are none.
     """
 
     max_sequence_length: int | None = None
@@ -57,6 +59,7 @@ class RowOptions:
     has_labels: bool = False
     dataset: str = DATASET
     context_features: Sequence[str] = ()
+    images: ImageOptions | None = None
 
 
 def open_dataset(
@@ -104,8 +107,8 @@ def _corpus_length(files: RowFiles, options: RowOptions) -> int | None:
     path, shape, length = files.files[0].path, files.row_shape, options.max_sequence_length
     where = f"{path}: dataset {options.dataset!r}"
     if not shape:
-        if options.has_labels or options.context_features:
-            needed = "masked tokens" if options.has_labels else "questions with contexts"
+        needed = _needs_samples(options)
+        if needed:
             advice = " with training_objective: mlm" if options.has_labels else ""
             raise ConfigError(
                 f"{where} is 1-D, a corpus of tokens, but {needed} require samples. Preprocess the "
@@ -132,9 +135,19 @@ def _corpus_length(files: RowFiles, options: RowOptions) -> int | None:
             f"max_sequence_length is {length}, but the samples of {where} have {shape[1]} tokens. "
             f"Remove max_sequence_length: it is for files of tokens without samples."
         )
-    if options.map_fn is None and shape[0] != len(options.features):
+    may_have_more = options.images is not None and shape[0] > len(options.features)
+    if options.map_fn is None and shape[0] != len(options.features) and not may_have_more:
         raise _other_features(where, shape[0], options)
     return None
+
+
+def _needs_samples(options: RowOptions) -> str:
+    """Return what requires files of whole samples, "" if nothing does."""
+    if options.has_labels:
+        return "masked tokens"
+    if options.context_features:
+        return "questions with contexts"
+    return "" if options.images is None else "images"
 
 
 def _other_features(where: str, num: int, options: RowOptions) -> ConfigError:
@@ -175,6 +188,14 @@ def _dataset(
     def beside(name: str) -> RowFiles:  # another dataset of the same files
         return RowFiles.of([[read_header(one.path, name) for one in group] for group in groups])
 
+    if options.images is not None:
+        texts = [
+            read_header(one.path, IMAGE_NAMES, has_texts=True) for group in groups for one in group
+        ]
+        places = beside(IMAGE_PLACES) if options.images.has_places else None
+        return ImageRows(
+            files, texts, places, segments, features=options.features, images=options.images
+        )
     more: dict[str, Any] = {"transforms": options.transforms, "seed": options.seed}
     if options.has_labels:
         return MaskedRows(files, beside(LABELS), segments, features=options.features)

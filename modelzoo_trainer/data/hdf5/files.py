@@ -164,11 +164,16 @@ def _unfinished(folder: str, argument: str) -> str:
     )
 
 
-def read_header(path: str, dataset: str = DATASET) -> RowFile:
+def read_header(path: str, dataset: str = DATASET, *, has_texts: bool = False) -> RowFile:
     """Return what the header of a file says; of an unchanged file, it is read once in a process.
 
+    Args:
+        path: The file.
+        dataset: Name of the dataset.
+        has_texts: Whether that is one of texts, not of integers.
+
     Raises:
-        ConfigError: If the file cannot be read, or has no dataset of integers of this name.
+        ConfigError: If the file cannot be read, or has no such dataset.
     """
     real = os.path.abspath(os.path.expanduser(path))
     status = os.stat(real)
@@ -178,7 +183,7 @@ def read_header(path: str, dataset: str = DATASET) -> RowFile:
     h5py = h5py_module()
     try:
         with h5py.File(real, "r", locking=False) as file:
-            found = _header(h5py, file, dataset, path, status)
+            found = _header(h5py, file, dataset, path, status, has_texts=has_texts)
     except ConfigError:
         raise
     except PermissionError as error:
@@ -194,7 +199,9 @@ def read_header(path: str, dataset: str = DATASET) -> RowFile:
     return found
 
 
-def _header(h5py: Any, file: Any, name: str, path: str, status: os.stat_result) -> RowFile:
+def _header(
+    h5py: Any, file: Any, name: str, path: str, status: os.stat_result, *, has_texts: bool
+) -> RowFile:
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
         names = ", ".join(repr(one) for one in file if one != name) or "nothing else"
@@ -203,10 +210,15 @@ def _header(h5py: Any, file: Any, name: str, path: str, status: os.stat_result) 
             f"folder, or preprocess the data again."
         )
     shape, dtype = dataset.shape, dataset.dtype
-    if dtype.kind not in "iu" or not shape or 0 in shape[1:]:
+    is_right = h5py.check_string_dtype(dtype) is not None if has_texts else dtype.kind in "iu"
+    if not is_right or not shape or 0 in shape[1:]:
+        expected = "(samples, features, tokens) or (tokens,)"
+        if has_texts or name != DATASET:
+            expected = "(samples, ...)"
         raise ConfigError(
-            f"{path}: dataset {name!r} has dtype {dtype} and shape {shape}, expected integers "
-            f"of shape (samples, features, tokens) or (tokens,). Preprocess the data again."
+            f"{path}: dataset {name!r} has dtype {dtype} and shape {shape}, expected "
+            f"{'texts' if has_texts else 'integers'} of shape {expected}. Preprocess the data "
+            f"again."
         )
     num_rows = file.attrs.get(COUNT, shape[0])
     if len(shape) > 1 and not np.array_equal(num_rows, shape[0]):
@@ -218,7 +230,7 @@ def _header(h5py: Any, file: Any, name: str, path: str, status: os.stat_result) 
             name,
             shape[0],
         )
-    layout = _layout_of(file, dataset)
+    layout = Layout.OTHER if has_texts else _layout_of(file, dataset)
     rows_per_chunk = 1 if dataset.chunks is None else dataset.chunks[0]
     cache_bytes = 0  # a chunk that is one row is never read twice
     if dataset.chunks is not None and rows_per_chunk > 1:

@@ -23,9 +23,12 @@ from modelzoo_trainer.hdf5_format import (
     FEATURES,
     IGNORED_LABEL,
     INPUTS,
+    KEY_PADDING,
     LABELS,
+    LOSS_MASK,
     MASK,
     MASKED_WEIGHTS,
+    MODALITY,
     POSITIONS,
     SEGMENTS,
     SPAN,
@@ -187,7 +190,11 @@ class HDF5Rows(BatchDataset):
                 transform.check_vocabulary(vocab_size)
             num = min(_NUM_PROBED, len(self))
             probed = np.linspace(0, len(self) - 1, num, dtype=np.int64)
-            self._batch(self.segments.positions(probed), slice(None), num)
+            self._probe(self.segments.positions(probed))
+
+    def _probe(self, places: Ints) -> None:
+        """Check the rows at some places."""
+        self._batch(places, slice(None), len(places))
 
     def _check_length(self, longest: int) -> None:
         length = num_positions = self.length
@@ -265,6 +272,16 @@ class HDF5Rows(BatchDataset):
             f"file again."
         )
 
+    def _check_flags(self, values: NDArray[np.int32], places: Ints, name: str) -> None:
+        """Check that values (B, S) of rows at these places are 0 or 1."""
+        if not values.size or values.view(np.uint32).max() <= 1:  # as for token ids
+            return
+        row, column = (int(one[0]) for one in np.nonzero((values != 0) & (values != 1)))
+        raise ConfigError(
+            f"{self.files.place_of(int(places[row]))}: {name} has {values[row, column]} in column "
+            f"{column}, expected 0 or 1. Preprocess the data again."
+        )
+
     def _check_counts(self, values: NDArray[np.int32], places: Ints, name: str) -> None:
         """Check that weights or spans (B, S) of rows at these places are not negative."""
         if not values.size or values.view(np.uint32).max() <= _INT32.max:  # as for token ids
@@ -320,7 +337,9 @@ class SampleRows(HDF5Rows):
             self._check_positions(values, places)
         elif name.endswith(SEGMENTS):
             self._check_segments(values, places, name)
-        elif name.endswith(MASK) or name in (SPAN, MASKED_WEIGHTS):
+        elif name in (KEY_PADDING, MODALITY):
+            self._check_flags(values, places, name)
+        elif name.endswith(MASK) or name in (SPAN, MASKED_WEIGHTS, LOSS_MASK):
             self._check_counts(values, places, name)
 
     def _blocks(self, places: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:

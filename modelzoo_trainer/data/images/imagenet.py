@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from modelzoo_trainer.constraints import (
@@ -19,16 +17,16 @@ from modelzoo_trainer.constraints import (
     Size,
     checked,
 )
-from modelzoo_trainer.data.images.decoding import lacking_pillow, pillow, read_rgb
+from modelzoo_trainer.data.images.decoding import lacking_pillow, pillow
 from modelzoo_trainer.data.images.folders import ImageFiles, find_images, missing_folder
+from modelzoo_trainer.data.images.reading import ImageReader
 from modelzoo_trainer.data.images.transforms import Hw, Pipeline, parse_transforms
-from modelzoo_trainer.data.processor import BatchDataset, LoadingOptions, ShuffleSeed, mixed_seed
+from modelzoo_trainer.data.processor import BatchDataset, LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.data.stream_processor import StreamProcessor, say_once, say_without_effect
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
 
-_MAX_BYTE: Final = 255
 _NO_EFFECT: Final = {
     "use_worker_cache": "files are read where they are",
     "mixup_alpha": "images are not mixed, as in the Cerebras Model Zoo",
@@ -51,10 +49,7 @@ class ClassImages(BatchDataset):
 
     def __init__(self, files: ImageFiles, pipeline: Pipeline, size: Hw, seed: int) -> None:
         self.files = files
-        self.pipeline = pipeline
-        self.size = size
-        self._seed = seed
-        self._epoch = 0
+        self.reader = ImageReader(pipeline, size, "image_size", seed)
 
     @property
     def fingerprint(self) -> int:
@@ -63,7 +58,7 @@ class ClassImages(BatchDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch."""
-        self._epoch = epoch
+        self.reader.epoch = epoch
 
     def follow_model(self, model: Any) -> None:
         """Check that a model has all classes.
@@ -95,33 +90,11 @@ class ClassImages(BatchDataset):
         Raises:
             ConfigError: With the path of an image that cannot be read or has another size.
         """
-        pixels = np.empty((len(indices), *self.size, 3), np.uint8)
+        pixels = self.reader.empty(len(indices))
         for row, index in enumerate(indices):
-            pixels[row] = self._pixels(index)
-        images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float().div_(_MAX_BYTE)
-        for one in self.pipeline.numbers:
-            mean, std = (torch.tensor(values).view(3, 1, 1) for values in (one.mean, one.std))
-            images.sub_(mean).div_(std)
-        return images, torch.from_numpy(self.files.labels[np.asarray(indices)])
-
-    def _pixels(self, index: int) -> NDArray[np.uint8]:
-        path = self.files.path(index)
-        image = read_rgb(path)
-        if self.pipeline.images:
-            draw = random.Random(mixed_seed(mixed_seed(self._seed, self._epoch), index))
-            try:
-                for transform in self.pipeline.images:
-                    image = transform(image, draw)
-            except ConfigError as error:
-                raise ConfigError(f"{path}: {error}") from None
-        if (image.height, image.width) != self.size:
-            height, width = self.size
-            raise ConfigError(
-                f"{path}: the image has {image.height} x {image.width} pixels after its "
-                f"transforms, but image_size is {height} x {width}. Add a transform such as "
-                f"center_crop."
-            )
-        return np.asarray(image)
+            pixels[row] = self.reader.read(self.files.path(index), index)
+        labels = torch.from_numpy(self.files.labels[np.asarray(indices)])
+        return self.reader.numbers(pixels), labels
 
 
 class ImageNet1KProcessor(StreamProcessor):

@@ -6,7 +6,6 @@ Dimension letters: B batch, C channels, H hidden size.
 """
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from typing_extensions import override
 from modelzoo_trainer.constraints import Fraction, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.bert.encoder import Step, draw_weight
-from modelzoo_trainer.models.feed_forward import GATED
+from modelzoo_trainer.models.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.models.initializers import truncated_normal
 from modelzoo_trainer.models.published_names import renamed
 from modelzoo_trainer.models.vision.encoder import VisionEncoder
@@ -93,13 +92,7 @@ class VitSettings(VisionSettings):
                 "use_masked_patches is true, but this model masks no patches, so that nothing "
                 "would train their embedding. Set use_masked_patches: false."
             )
-        for pattern in self.freeze or ():
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ConfigError(
-                    f"freeze: {pattern!r} is not a valid regular expression: {error}."
-                ) from None
+        check_patterns(self.freeze or ())
 
 
 class Vit(VitSettings, nn.Module):
@@ -115,7 +108,7 @@ class Vit(VitSettings, nn.Module):
         width = self.hidden_size * (2 if self.use_dinov2_classifier else 1)
         self.head = nn.Linear(width, self.num_classes, bias=self.use_bias_in_output)
         self.reset_parameters()
-        self._freeze()
+        freeze_matching(self, self.freeze or (), "'^encoder', '^vit_model' or '^head'")
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> None:
@@ -132,11 +125,7 @@ class Vit(VitSettings, nn.Module):
 
         The embedding of patches, the pooler and the head are whole everywhere.
         """
-        attention, ffn = "encoder.layers.*.attention.", "encoder.layers.*.ffn."
-        plan = {f"{attention}{name}_proj": "colwise" for name in "qkv"}
-        plan |= {f"{attention}o_proj": "rowwise"}
-        plan |= {f"{ffn}up_proj": "colwise", f"{ffn}down_proj": "rowwise"}
-        return plan | ({f"{ffn}gate_proj": "colwise"} if self.nonlinearity in GATED else {})
+        return {f"encoder.{name}": style for name, style in self.encoder.tensor_plan.items()}
 
     def reset_parameters(self) -> None:
         """Initialize all weights; also after `to_empty`."""
@@ -187,32 +176,6 @@ class Vit(VitSettings, nn.Module):
         if "accuracy_cls" not in outputs:
             return {}
         return {"accuracy_cls": (outputs["accuracy_cls"], len(_unpack(batch)[1]), None)}
-
-    def _freeze(self) -> None:
-        for pattern in self.freeze or ():
-            frozen = [
-                parameter
-                for name, parameter in self.named_parameters()
-                if any(re.search(pattern, one) for one in _names_of(name))
-            ]
-            if not frozen:
-                raise ConfigError(
-                    f"freeze: {pattern!r} is found in no name of a parameter or module. Examples: "
-                    f"'^encoder', '^vit_model' or '^head'."
-                )
-            for parameter in frozen:
-                parameter.requires_grad = False
-
-
-def _names_of(name: str) -> set[str]:
-    """Return the own and the published name of a parameter, and of the modules that contain it."""
-    published = published_name(name)
-    names = [name] + ([] if published is None else [published.removeprefix("model.")])
-    found = set()
-    for one in names:
-        parts = one.split(".")
-        found |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-    return found
 
 
 def _unpack(batch: Any) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from modelzoo_trainer.models.attention import Attention
 from modelzoo_trainer.models.bert.encoder import Step, draw_weight
 from modelzoo_trainer.models.context import Context
 from modelzoo_trainer.models.decoder_layers import reset_plain
-from modelzoo_trainer.models.feed_forward import FeedForward, activation_of
+from modelzoo_trainer.models.feed_forward import GATED, FeedForward, activation_of
 from modelzoo_trainer.models.initializers import Initializer
 from modelzoo_trainer.models.vision.embeddings import ImageEmbedding
 from modelzoo_trainer.models.vision.settings import VisionSettings
@@ -172,6 +172,19 @@ class VisionEncoder(nn.Module):
         """The settings."""
         return self._settings[0]
 
+    @property
+    def tensor_plan(self) -> dict[str, str]:
+        """Tensor parallelism: how layers are split, by module name patterns.
+
+        The embedding of patches and the pooler are whole everywhere.
+        """
+        attention, ffn = "layers.*.attention.", "layers.*.ffn."
+        plan = {f"{attention}{name}_proj": "colwise" for name in "qkv"}
+        plan |= {f"{attention}o_proj": "rowwise"}
+        plan |= {f"{ffn}up_proj": "colwise", f"{ffn}down_proj": "rowwise"}
+        is_gated = self.settings.nonlinearity in GATED
+        return plan | ({f"{ffn}gate_proj": "colwise"} if is_gated else {})
+
     def initial_steps(self) -> Iterator[Step]:
         """Yield the parts, each with the function that initializes it."""
         start = self.settings.initializers()
@@ -204,8 +217,7 @@ class VisionEncoder(nn.Module):
             ConfigError: If the images do not fit the model.
         """
         hidden = self.embedding(images, masked)
-        everything = torch.ones((1, 1, 1, hidden.shape[1]), dtype=torch.bool, device=hidden.device)
-        context = Context(angles=None, masks=(everything, None))
+        context = _all_visible(hidden)
         asked = {layer % len(self.layers) for layer in after}
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
@@ -222,6 +234,22 @@ class VisionEncoder(nn.Module):
             earlier=tuple(kept[layer % len(self.layers)] for layer in after),
         )
 
+    def states_after(self, images: Tensor, layer: int) -> Tensor:
+        """Return the states after a layer, without the final norm; later layers do not run.
+
+        Args:
+            images: As of `forward`.
+            layer: From 0; negative ones count from the end.
+
+        Shapes:
+            images: (B, C, height, width) floating. Returns: (B, T, H).
+        """
+        hidden: Tensor = self.embedding(images)
+        context = _all_visible(hidden)
+        for index in range(layer % len(self.layers) + 1):
+            hidden = self.layers[index](hidden, context)
+        return hidden
+
     def pool(self, state: Tensor) -> Tensor:
         """Return the state of the class token, after the pooler if there is one.
 
@@ -229,3 +257,8 @@ class VisionEncoder(nn.Module):
             state: (B, H). Returns: (B, H).
         """
         return state if self.pooler is None else self._activate(self.pooler(state))
+
+
+def _all_visible(hidden: Tensor) -> Context:
+    everything = torch.ones((1, 1, 1, hidden.shape[1]), dtype=torch.bool, device=hidden.device)
+    return Context(angles=None, masks=(everything, None))
