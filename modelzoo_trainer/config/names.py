@@ -176,7 +176,8 @@ class Names:
     # raises a `ConfigError` if the device (None = default) or an option of it is unknown; messages
     # start with "device" or "backend". Returns a message if the device is missing here, else None
     try_backend: Callable[[str | None, Mapping[str, Any]], str | None]
-    # checks the arguments of a model as far as that is cheap
+    # checks the arguments of a model as far as that is cheap; the result may have `notes` on
+    # settings without effect
     try_model: Callable[[Any], object] = _none
     try_optimizer: Callable[[Any], object] = _none  # likewise an optimizer
     try_scheduler: Callable[[Any], object] = _none  # likewise a scheduler

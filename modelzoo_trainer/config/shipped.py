@@ -121,10 +121,11 @@ def _try_backend(device: str | None, options: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _try_model(component: Component) -> None:
+def _try_model(component: Component) -> Any:
     """Check the arguments of a shipped model without building it."""
-    if _is_shipped(component):
-        component.target.check_arguments(**component.arguments)
+    if not _is_shipped(component):
+        return None
+    return component.target.check_arguments(**component.arguments)
 
 
 class _ArgumentsFitError(Exception):

@@ -184,6 +184,14 @@ def test_defaults_are_those_of_the_model_zoo() -> None:
     assert settings.vae_scaling_factor == 0.5
 
 
+def test_settings_without_effect_are_noted() -> None:
+    vae: Any = {"latent_channels": 3, "act_fn": "silu", "sample_size": None}
+    settings = Dit.check_arguments(**SIZES, vae=vae, reverse_process={"sampler": {"name": "ddpm"}})
+    (note,) = settings.notes
+    assert note.startswith("vae.act_fn, vae.sample_size, reverse_process: no effect")
+    assert DitSettings(**SIZES, vae={"latent_channels": 3}, reverse_process={}).notes == []
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow_cases("linear*", "gated*")
 def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(case: str) -> None:

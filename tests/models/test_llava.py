@@ -207,6 +207,7 @@ def test_features_of_the_right_width_need_no_projector() -> None:
     assert model(batch_of())["loss"].isfinite()
 
 
+@pytest.mark.slow
 def test_dropout_and_initializers_of_the_projector_are_used() -> None:
     layers = LAYERS | {"layers_dropout_rates": [0.5, None], "kernel_initializer": "ones"}
     model = make(projector={"image_model": layers})
@@ -218,6 +219,7 @@ def test_dropout_and_initializers_of_the_projector_are_used() -> None:
     assert not linear.bias.any()
 
 
+@pytest.mark.slow
 def test_experts_in_the_text_model_have_their_loss() -> None:
     moe = {"num_experts": 3, "top_k": 2, "load_balancing_loss_coef": 0.1}
     model = make(text_model={"moe": moe})

@@ -113,6 +113,7 @@ def test_freeze_takes_the_names_of_the_model_zoo() -> None:
     ) == ("model.image_model.image_model_list.0.0.encoder.transformer_encoder.norm.weight")
 
 
+@pytest.mark.slow
 def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place() -> None:
     with torch.device("meta"):
         moved = make_simple()

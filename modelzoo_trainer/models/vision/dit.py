@@ -89,13 +89,13 @@ class Dit(DitSettings, nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def check_arguments(cls, **arguments: Any) -> None:
-        """Check the constructor's arguments without building the model.
+    def check_arguments(cls, **arguments: Any) -> DitSettings:
+        """Check the constructor's arguments without building the model; return the settings.
 
         Raises:
             ConfigError: As the constructor.
         """
-        DitSettings(**arguments)
+        return DitSettings(**arguments)
 
     @property
     def tensor_plan(self) -> dict[str, str]:

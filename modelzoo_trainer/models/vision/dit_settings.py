@@ -267,6 +267,17 @@ class DitSettings:
         assert self.latent_channels is not None  # set by the constructor
         return self.latent_channels
 
+    @property
+    def notes(self) -> list[str]:
+        """What to say of settings that are given and have no effect."""
+        used = ("latent_size", "latent_channels", "scaling_factor")
+        found = [f"vae.{key}" for key in self.vae or {} if key not in used]
+        found += ["reverse_process"] * bool(self.reverse_process)
+        if not found:
+            return []
+        what = "the model neither encodes nor generates images"
+        return [f"{', '.join(found)}: no effect, as {what}."]
+
     def vision(self) -> VisionSettings:
         """Return the settings of the patches and of the layers, without those of diffusion.
 
