@@ -20,6 +20,7 @@ from tests.preprocessing.toys import byte_tokenizer
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 PROGRAM = """
+import signal
 import sys
 from modelzoo_trainer.preprocessing import readers
 from modelzoo_trainer.preprocessing.pipeline import preprocess
@@ -27,6 +28,7 @@ from modelzoo_trainer.preprocessing.settings import read_settings
 from pathlib import Path
 if __name__ == "__main__":
     readers.UNIT_BYTES = 40_000
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     preprocess(read_settings(Path(sys.argv[1]))[0], save_s=0.02)
 """
 
