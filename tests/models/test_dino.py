@@ -77,6 +77,18 @@ def test_the_patch_loss_is_the_mean_over_images_of_the_mean_over_masked_patches(
     torch.testing.assert_close(loss(teacher, student, masked), expected.double())
 
 
+@pytest.mark.parametrize("cls", [DistillationLoss, PatchLoss])
+def test_a_teacher_gets_no_gradient(cls: Any) -> None:
+    loss, shape = loss_of(cls), (2, 2, SIZE) if cls is DistillationLoss else (2, 2, 5, SIZE)
+    teacher, student = numbers(*shape).requires_grad_(), numbers(*shape, seed=1).requires_grad_()
+    if cls is DistillationLoss:
+        loss(student, teacher).backward()
+    else:
+        loss(teacher, student, torch.ones(2, 2, 4, dtype=torch.bool)).backward()
+    assert teacher.grad is None
+    assert student.grad is not None
+
+
 def test_without_masked_patches_the_loss_and_the_centre_are_finite() -> None:
     loss = loss_of(PatchLoss)
     student = numbers(2, 1, 5, SIZE).requires_grad_()
@@ -348,6 +360,17 @@ INVALID: list[tuple[str, Any, list[str]]] = [
         "image_model_trunks/0/image_model/interpolate_position_embedding/local_patch_dims",
         [5, 2],
         ["local_patch_dims", "[5, 2]", "[4, 4]"],
+    ),
+    (
+        "image_model_trunks/1/image_model/interpolate_position_embedding/interpolate_offset",
+        1.0,
+        ["image_model_trunks[1].image_model", "interpolate_offset", "1.0"],
+    ),
+    ("heads/0/stop_grad", False, ["losses[0].forward_args[0][1]", "heads[0].stop_grad"]),
+    (
+        "losses/1/forward_args/0",
+        ["heads.output(1,2,0)", "heads.output(0,1,0)", "ssl_transform.output('collated_masks')"],
+        ["losses[1].forward_args[0][0]", "heads[1].stop_grad"],
     ),
     ("ema/0/scheduler_name", "linear", ["ema[0].scheduler_name", "linear"]),
     ("ema/0/scheduler_params/total_steps", 0, ["ema[0].scheduler_params.total_steps"]),

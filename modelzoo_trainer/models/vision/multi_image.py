@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import HeightAndWidth, NonNegativeFloat, checked
+from modelzoo_trainer.constraints import Fraction, HeightAndWidth, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.vision.encoder import VisionEncoder
 from modelzoo_trainer.models.vision.settings import LocalGrid, VisionSettings
@@ -25,12 +25,13 @@ class InterpolationSettings:
 
     Args:
         local_patch_dims: Rows and columns of patches of the smaller images.
-        interpolate_offset: Added to them when their ratios to those of the model are computed.
+        interpolate_offset: Added to them when their ratios to those of the model are computed, less
+            than 1.
         antialias: Whether the interpolation averages over the patches that one covers.
     """
 
     local_patch_dims: HeightAndWidth
-    interpolate_offset: NonNegativeFloat = 0.1
+    interpolate_offset: Fraction = 0.1
     antialias: bool = False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -157,6 +158,15 @@ def test_two_processes_equal_one_also_after_a_resume(root, tmp_path) -> None:
         assert (len(together) < len(alone)) == (folder == "resumed")
         for _, found in parts:
             torch.testing.assert_close(found, state, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_padding_batches_of_several_processes_count_nothing(root, tmp_path) -> None:
+    given = {"batch_size": 3, "num_samples": 5, "drop_last": False}
+    _, state = trained(0, root, str(tmp_path / "one"), **given)
+    ranks = run_ranks(3, partial(trained, **given), root, str(tmp_path / "three"))
+    for _, found in ranks:
+        torch.testing.assert_close(found, state, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

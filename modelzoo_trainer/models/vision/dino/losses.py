@@ -87,8 +87,8 @@ class CenteredLoss(nn.Module):
         return given.warmup_teacher_temp + share * (given.teacher_temp - given.warmup_teacher_temp)
 
     def targets(self, teacher: Tensor) -> Tensor:
-        """Return the teacher's distributions, of the shape of its scores."""
-        return functional.softmax((teacher - self.center) / self.temperature(), dim=-1)
+        """Return the teacher's distributions, of the shape of its scores, without gradients."""
+        return functional.softmax((teacher.detach() - self.center) / self.temperature(), dim=-1)
 
     @torch.no_grad()
     def collect(self, sums: Tensor, count: Tensor | int) -> None:
@@ -107,13 +107,14 @@ class CenteredLoss(nn.Module):
         """Move the centre to the mean of the collected scores, if there are any; count the step.
 
         Args:
-            is_taken: Whether the step counts, (), bool.
+            is_taken: Whether the step counts, (), bool; if not, what was collected is dropped.
 
         Source: Caron et al. 2021, https://arxiv.org/abs/2104.14294, equation 4.
         """
         mean = self.sums / self.count.clamp(min=1)
-        weight = (self.count > 0).to(mean.dtype) * (1 - self.settings.center_momentum)
-        self.center.lerp_(mean, weight)
+        moved = self.center.lerp(mean, 1 - self.settings.center_momentum)
+        # Not a weight of 0: the scores of a skipped step may be non-finite.
+        self.center.copy_(torch.where((self.count > 0) & is_taken, moved, self.center))
         self.step.add_(is_taken.to(self.step.dtype))
         self.drop()
 

@@ -9,7 +9,7 @@ Dimension letters: B batch, G global and L local views, C channels, P patches.
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,6 +128,8 @@ class Dino(nn.Module):
         self.register_buffer("ema_step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("num_seen", torch.zeros(()), persistent=False)
         self._names = _names_of_losses(plan.losses)
+        self._before: dict[str, Tensor] | None = None  # what was collected before a padding batch
+        self._overflows: list[Tensor] = []  # of the loss scaler in this step
         for name, pairs in (("copy_init_weights", plan.copies), ("ema", plan.averages)):
             for number, pair in enumerate(pairs):
                 check_equal(*self._modules_of(pair), f"{name}[{number}]")
@@ -228,7 +230,12 @@ class Dino(nn.Module):
         return {name: (outputs[name], size, None) for name in self._names if name in outputs}
 
     @torch.no_grad()
-    def end_step(self, reduce: Reduce | None = None, local: Local = lambda tensor: tensor) -> None:
+    def end_step(
+        self,
+        reduce: Reduce | None = None,
+        local: Local = lambda tensor: tensor,
+        taken: Tensor | None = None,
+    ) -> None:
         """Move centres to the mean scores since the last call, and teachers to their students.
 
         The trainer calls it after each optimizer step; a loop of your own must do so. Without a
@@ -237,6 +244,8 @@ class Dino(nn.Module):
         Args:
             reduce: Returns the sum of a tensor over the processes; None = there is one.
             local: Returns this rank's part of a parameter.
+            taken: Whether the optimizer took the step, (), bool; if not, as when a loss scaler
+                skips it, what was collected is dropped, and nothing moves. None = it did.
 
         Cost:
             No host read. Collective with `reduce`: one message of all centres.
@@ -248,7 +257,9 @@ class Dino(nn.Module):
                 *(one for loss in losses for one in (loss.count, loss.sums)),
             ]
             _share(collected, reduce)
-        is_taken = self.num_seen > 0  # a skipped step has restored the buffers
+        is_taken = self.num_seen > 0  # a step that a guard skipped has restored the buffers
+        if taken is not None:
+            is_taken = is_taken & taken
         for loss in losses:
             loss.end_step(is_taken)
         self.ema_step.add_(is_taken.to(self.ema_step.dtype))
@@ -268,11 +279,49 @@ class Dino(nn.Module):
 
     # ---- hooks of a run
 
+    def on_enter_fit(
+        self,
+        trainer: "Trainer",
+        stack: ExitStack,
+        train_dataloader: Any,
+        val_dataloader: Any,
+        loop: Any,
+    ) -> None:
+        """Drop, when the fit ends, what was collected in a step that it did not finish."""
+        stack.callback(self.drop_step)
+
+    def on_train_step_start(self, trainer: "Trainer", model: Any, batch: Any) -> None:
+        """Keep what was collected before a batch that is another process's and counts nothing."""
+        self._overflows = []
+        self._before = None
+        if trainer.is_padding:
+            self._before = {name: value.clone() for name, value in self._collected().items()}
+
+    def on_before_optimizer_step(self, trainer: "Trainer", model: Any, optimizer: Any) -> None:
+        """Keep whether the loss scaler skips the step."""
+        self._overflows += trainer.precision.overflows(optimizer)
+        if trainer.manual_steps is None:
+            self._leave_padding()  # before a guard restores the buffers of a step
+
     def on_train_step_end(self, trainer: "Trainer", model: Any, outputs: Any, batch: Any) -> None:
         """End the optimizer step, if this batch is its last one."""
-        if trainer.grad_accum.should_run_optimizer_step:
-            comm = trainer.backend.comm
-            self.end_step(comm.reduce if comm.data_shard[1] > 1 else None, comm.local_part)
+        self._leave_padding()
+        if not trainer.grad_accum.should_run_optimizer_step:
+            return
+        taken: Tensor | None = None
+        if self._overflows:
+            overflows = torch.stack([one.reshape(()) for one in self._overflows])
+            taken = (overflows > 0).any().logical_not()
+        comm = trainer.backend.comm
+        self.end_step(comm.reduce if comm.data_shard[1] > 1 else None, comm.local_part, taken)
+
+    @torch.no_grad()
+    def _leave_padding(self) -> None:
+        """Restore what was collected before a padding batch."""
+        before, self._before = self._before, None
+        if before is not None:
+            for name, value in self._collected().items():
+                value.copy_(before[name])
 
     def on_step_discarded(self, trainer: "Trainer") -> None:
         """Drop what was collected: these batches will be trained on again."""

@@ -37,6 +37,7 @@ _NUM_ARGUMENTS: Final = {
     DINO_LOSS: (2, 3),
     PATCH_LOSS: (3, 3),
 }
+_TEACHERS: Final = {DINO_LOSS: 1, PATCH_LOSS: 0}  # the argument with the scores of the teacher
 _NUM_OUTPUTS: Final = {TRUNKS: 2, HEADS: 1, LOSSES: 1}
 _MASKS: Final = 2  # the argument of a trunk
 
@@ -157,6 +158,7 @@ def read_plan(
         averages=_averages(averages, sizes),
     )
     _check_widths(plan)
+    _check_teachers(plan)
     _check_pairs(plan)
     return plan
 
@@ -273,6 +275,20 @@ def _check_widths(plan: Plan) -> None:
                         f"{kind}[{number}].{_INNER[kind]}.input_size is {given}, but "
                         f"{one.kind}[{one.part}] has the {names[one.kind]} {size}. Make them equal."
                     )
+
+
+def _check_teachers(plan: Plan) -> None:
+    """Check that losses get the scores of a teacher where they expect them."""
+    parts = {TRUNKS: plan.trunks, HEADS: plan.heads}
+    for number, part in enumerate(plan.losses):
+        place = _TEACHERS[part.name]
+        one = part.calls[0][place]
+        if isinstance(one, Output) and not parts[one.kind][one.part].stop_grad:
+            raise ConfigError(
+                f"{LOSSES}[{number}].forward_args[0][{place}]: {part.name} expects the scores of "
+                f"a teacher here, but {one.kind}[{one.part}].stop_grad is false. Set it to true, "
+                f"or exchange the arguments for student and teacher."
+            )
 
 
 def _check_pairs(plan: Plan) -> None:
