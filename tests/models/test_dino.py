@@ -135,6 +135,10 @@ def test_the_temperature_is_linear_and_then_constant() -> None:
     assert found == pytest.approx([0.04, 0.05, 0.06, 0.07, 0.07, 0.07])
     constant = loss_of(DistillationLoss, warmup_teacher_temp_steps=0)
     assert constant.temperature().item() == pytest.approx(0.07)
+    once = loss_of(DistillationLoss, warmup_teacher_temp_steps=1)
+    assert once.temperature().item() == pytest.approx(0.04)
+    once.end_step(torch.tensor(True))
+    assert once.temperature().item() == pytest.approx(0.07)
 
 
 def test_the_decay_of_a_teacher_is_a_cosine() -> None:
@@ -366,6 +370,21 @@ INVALID: list[tuple[str, Any, list[str]]] = [
         1.0,
         ["image_model_trunks[1].image_model", "interpolate_offset", "1.0"],
     ),
+    (
+        "heads/0/forward_args/0/0",
+        "ssl_transform.output('global_view')",
+        ["heads[0].forward_args[0][0]", "global_view"],
+    ),
+    (
+        "losses/0/forward_args/0/1",
+        "ssl_transform.output('labels')",
+        ["losses[0].forward_args[0][1]", "labels"],
+    ),
+    (
+        "losses/1/forward_args/0/2",
+        "heads.output(1,0,0)",
+        ["losses[1].forward_args[0][2]", "heads.output(1, 0, 0)", "batch"],
+    ),
     ("heads/0/stop_grad", False, ["losses[0].forward_args[0][1]", "heads[0].stop_grad"]),
     (
         "losses/1/forward_args/0",
@@ -410,6 +429,9 @@ def test_settings_that_do_not_fit_the_parts_are_named(path, value, facts) -> Non
         ({"global_view": None}, ["global_view", "DinoImageDataProcessor"]),
         ({"global_view": torch.zeros(4, 2, 3, 6, 6)}, ["(8, 3, 6, 6)", "(batch, 3, 4, 4)"]),
         ({"collated_masks": torch.zeros(4, 2, 9).bool()}, ["(8, 9)", "(8, 16)"]),
+        ({"collated_masks": torch.zeros(4, 2, 16)}, ["torch.bool", "torch.float32"]),
+        ({"global_view": torch.zeros(4, 2, 3, 8, 8).byte()}, ["torch.uint8", "floating"]),
+        ({"local_view": torch.zeros(4)}, ["(4,)", "views"]),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused(change, facts) -> None:
@@ -417,6 +439,18 @@ def test_a_batch_that_does_not_fit_is_refused(change, facts) -> None:
     with pytest.raises(ConfigError) as caught:
         make()(batch)
     assert [fact for fact in facts if fact not in str(caught.value)] == []
+
+
+def test_masks_of_a_loss_are_bool() -> None:
+    scores = numbers(2, 2, 5, SIZE)
+    with pytest.raises(ConfigError, match=r"iBOTPatchLoss.*torch\.bool.*torch\.int32"):
+        loss_of(PatchLoss)(scores, scores, torch.ones(2, 2, 4, dtype=torch.int32))
+
+
+def test_smaller_images_without_positions_name_the_setting() -> None:
+    model = make(trunk={"interpolate_position_embedding": None})
+    with pytest.raises(ConfigError, match=r"4 x 4.*interpolate_position_embedding.*\[2, 2\]"):
+        model(batch_of())
 
 
 def test_all_settings_of_published_trunks_are_known() -> None:

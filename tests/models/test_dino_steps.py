@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.vision.dino.model import Dino
 from tests.models.dino_cases import batch_of, make
 
@@ -71,3 +72,19 @@ def test_a_fit_that_ends_within_a_step_leaves_nothing() -> None:
         model.on_enter_fit(run_of(), stack, None, None, None)
         model(batch_of())
     assert [name for name, one in model._collected().items() if one.any()] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_refused(dtype: torch.dtype) -> None:
+    model = make().to(dtype)
+    for check in (
+        lambda: model.on_fit_start(run_of(), None, None, None),
+        model.end_step,
+    ):
+        with pytest.raises(ConfigError, match=str(dtype)):
+            check()
+    mixed = make()
+    mixed.image_model_trunks[0].to(dtype)  # of the teacher
+    with pytest.raises(ConfigError, match=r"image_model_trunks\.model\(0\)"):
+        mixed.end_step()
+    make().double().end_step()

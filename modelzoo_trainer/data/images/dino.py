@@ -56,8 +56,9 @@ class ImageViews(BatchDataset):
         crops: Settings of their crops.
         masks: Which patches of global crops are masked; None = batches have no masks.
         batch_size: Images per batch over all processes.
-        seed: Of all random numbers. Crops depend on it, the epoch and the image alone; masks on it,
-            the epoch, the place of the image in the epoch, and the batch size.
+        seed: Of all random numbers. Crops depend on it, the epoch, the image and its place in the
+            epoch, so that an image that is repeated has other ones; masks on it, the epoch, the
+            place, and the batch size.
     """
 
     def __init__(
@@ -110,27 +111,32 @@ class ImageViews(BatchDataset):
             ConfigError: With the path of an image that cannot be read.
         """
         num = self._num_global
-        images = [self._cropped(index) for index in indices]
+        position, self._position = self._position, None
+        images = [
+            self._cropped(index, None if position is None else position + row)
+            for row, index in enumerate(indices)
+        ]
         batch = {"global_view": stacked([own[:num] for own in images], self._crops[:num])}
         if len(self._crops) > num:
             batch["local_view"] = stacked([own[num:] for own in images], self._crops[num:])
         batch["labels"] = torch.from_numpy(self.files.labels[np.asarray(indices)])
         if self._masks is not None:
-            batch["collated_masks"] = self._masked(self._masks, indices)
+            batch["collated_masks"] = self._masked(self._masks, indices, position)
         return batch
 
-    def _cropped(self, index: int) -> list[Any]:
+    def _cropped(self, index: int, place: int | None) -> list[Any]:
+        """Return the crops of an image; `place`: in the epoch, None = not loaded by a trainer."""
         path = self.files.path(index)
         image = read_rgb(path)
-        draw = random.Random(of_slot(self._seed, self._epoch, index))
+        places = () if place is None else (place,)
+        draw = random.Random(of_slot(self._seed, self._epoch, index, *places))
         try:
             return [crop(image, draw) for crop in self._crops]
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
-    def _masked(self, masks: BlockMasks, indices: list[int]) -> Tensor:
+    def _masked(self, masks: BlockMasks, indices: list[int], position: int | None) -> Tensor:
         """Return the masks of a batch, or of the part of it that this process loads."""
-        position, self._position = self._position, None
         if position is None:  # not loaded by a trainer: the images tell batches apart
             position = -(1 + indices[0]) * self._batch_size
         num, seed = self._num_global, of_slot(self._seed, self._epoch, _OF_MASKS)
@@ -151,8 +157,8 @@ class ImageViews(BatchDataset):
 class DinoImageDataProcessor(StreamProcessor):
     """Load batches of several crops of images, with masks of their patches.
 
-    Images are `root/split/CLASS/IMAGE`. Random transforms only depend on `shuffle_seed`, the epoch
-    and the image; masks on `shuffle_seed`, the epoch, the place of the image in the epoch and
+    Images are `root/split/CLASS/IMAGE`. Random transforms only depend on `shuffle_seed`, the epoch,
+    the image and its place in the epoch; masks on `shuffle_seed`, the epoch, the place and
     `batch_size`: not on workers, processes, or where a run was resumed.
 
     Args:

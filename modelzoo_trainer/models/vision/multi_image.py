@@ -8,6 +8,7 @@ token), H hidden size.
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -108,9 +109,45 @@ class MultiImageViT(nn.Module):
         Raises:
             ConfigError: If the images or the masks do not fit the model.
         """
+        if images.dim() != 5 or not images.is_floating_point():
+            raise ConfigError(
+                f"The trunk requires floating-point images of the shape (batch, views, channels, "
+                f"height, width), but got {images.dtype} of the shape {tuple(images.shape)}. Check "
+                f"the entry of the batch in forward_args, and the data processor."
+            )
+        if masked is not None:
+            check_masks("The trunk", masked)
+        self._check_size(*images.shape[3:])
         views = images.shape[:2]  # (B, V)
         states = self.encoder(
             images.flatten(0, 1), None if masked is None else masked.flatten(0, 1)
         )
         pooled = self.encoder.pool(states.cls)
         return states.hidden.view(*views, *states.hidden.shape[1:]), pooled.view(*views, -1)
+
+    def _check_size(self, height: int, width: int) -> None:
+        """Check that smaller images have positions; others are checked by the encoder."""
+        settings = self.encoder.settings
+        is_smaller = (height, width) != settings.image and (
+            height <= settings.image[0] and width <= settings.image[1]
+        )
+        if is_smaller and settings.local is None and settings.position_embedding_type == "learned":
+            grid = [height // settings.patch[0], width // settings.patch[1]]
+            raise ConfigError(
+                f"The trunk got images of {height} x {width} pixels, smaller than its image_size "
+                f"{list(settings.image)}, but has no positions for them. Set "
+                f"interpolate_position_embedding.local_patch_dims, to {grid} for these images."
+            )
+
+
+def check_masks(name: str, masked: Tensor) -> None:
+    """Check that masks of patches are bool.
+
+    Raises:
+        ConfigError: With the dtype; `name`: what gets them, for the message.
+    """
+    if masked.dtype != torch.bool:
+        raise ConfigError(
+            f"{name} requires masks of patches as torch.bool, but got {masked.dtype}. Check the "
+            f"entry of the batch in forward_args, and the data processor."
+        )

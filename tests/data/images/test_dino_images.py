@@ -55,14 +55,22 @@ def test_a_batch_has_views_masks_and_labels(folder) -> None:
     assert (sample["global_view"].shape, sample["labels"].item()) == ((2, 3, 8, 8), 1)
 
 
-def test_crops_depend_on_seed_epoch_and_image_alone(folder) -> None:
+def test_crops_depend_on_seed_epoch_image_and_place_alone(folder) -> None:
     root = folder()
     first = loaded(root, [0, 5, 7], 0)
-    second = loaded(root, [5, 7], 3)
+    second = loaded(root, [5, 7], 1)
     for key in ("global_view", "local_view"):
         assert torch.equal(first[key][1:], second[key])
         assert not torch.equal(first[key], loaded(root, [0, 5, 7], 0, epoch=1)[key])
         assert not torch.equal(first[key], loaded(root, [0, 5, 7], 0, shuffle_seed=6)[key])
+        assert not torch.equal(first[key], loaded(root, [0, 5, 7], 3)[key])
+
+
+def test_an_image_that_is_repeated_has_other_crops(folder) -> None:
+    root = folder(1, 2)
+    for key in ("global_view", "local_view"):
+        views = [loaded(root, [0, 1, 0, 0], position)[key] for position in (0, 4)]
+        assert len({one.numpy().tobytes() for one in torch.cat(views)}) == 8
 
 
 def test_masks_depend_on_seed_epoch_and_place_in_the_epoch_alone(folder) -> None:

@@ -21,6 +21,7 @@ from modelzoo_trainer.constraints import (
 )
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.attend import without_autocast
+from modelzoo_trainer.models.vision.multi_image import check_masks
 
 
 @checked()
@@ -32,7 +33,8 @@ class DistillationSettings:
         input_size: Number of prototypes.
         warmup_teacher_temp: Temperature of the teacher in the first step.
         teacher_temp: After the warm-up.
-        warmup_teacher_temp_steps: Steps of the warm-up, in which the temperature is linear.
+        warmup_teacher_temp_steps: Steps of the warm-up, in which the temperature is linear; with 1,
+            the first step has `warmup_teacher_temp`, the second one `teacher_temp`.
         teacher_temp_scheduler: `linear_cosine`: linear, then constant.
         student_temp: Temperature of the student.
         center_momentum: Share of the previous centre in the new one.
@@ -80,9 +82,9 @@ class CenteredLoss(nn.Module):
     def temperature(self) -> Tensor:
         """Return the temperature of the teacher, ()."""
         given = self.settings
-        last = given.warmup_teacher_temp_steps - 1
-        if last < 1:
+        if not given.warmup_teacher_temp_steps:
             return torch.full_like(self.count, given.teacher_temp)
+        last = max(given.warmup_teacher_temp_steps - 1, 1)
         share = (self.step.to(self.count.dtype) / last).clamp(max=1)
         return given.warmup_teacher_temp + share * (given.teacher_temp - given.warmup_teacher_temp)
 
@@ -193,10 +195,11 @@ class PatchLoss(CenteredLoss):
             teacher, student: (B, G, T, K). masked: (B, G, P) bool.
 
         Raises:
-            ConfigError: If the shapes do not fit.
+            ConfigError: If the shapes do not fit, or the masks are not bool.
         """
         _check_scores("iBOTPatchLoss", student, teacher, self.settings.input_size, 4)
         student, teacher = _wide(student[:, :, 1:]), _wide(teacher[:, :, 1:])
+        check_masks("iBOTPatchLoss", masked)
         if masked.shape != teacher.shape[:-1]:
             raise ConfigError(
                 f"iBOTPatchLoss got masks of the shape {tuple(masked.shape)}, but scores of "

@@ -23,9 +23,10 @@ from modelzoo_trainer.models.vision import classifier
 from modelzoo_trainer.models.vision.dino.head import DinoHead
 from modelzoo_trainer.models.vision.dino.losses import CenteredLoss, DistillationLoss, PatchLoss
 from modelzoo_trainer.models.vision.dino.plan import DINO_LOSS, PATCH_LOSS, Pair, Part, read_plan
-from modelzoo_trainer.models.vision.dino.references import HEADS, TRUNKS, Call, Key, Module
+from modelzoo_trainer.models.vision.dino.references import HEADS, LOSSES, TRUNKS, Call, Key, Module
 from modelzoo_trainer.models.vision.dino.teacher import (
     Local,
+    check_dtypes,
     check_equal,
     copy_steps,
     decay_after,
@@ -249,7 +250,11 @@ class Dino(nn.Module):
 
         Cost:
             No host read. Collective with `reduce`: one message of all centres.
+
+        Raises:
+            ConfigError: If the weights of a teacher, or the centres, have 16 bits.
         """
+        self._check_dtypes()
         losses = [self.losses[number] for number in range(len(self.losses))]
         if reduce is not None:
             collected = [
@@ -289,6 +294,12 @@ class Dino(nn.Module):
     ) -> None:
         """Drop, when the fit ends, what was collected in a step that it did not finish."""
         stack.callback(self.drop_step)
+
+    def on_fit_start(
+        self, trainer: "Trainer", train_dataloader: Any, val_dataloader: Any, loop: Any
+    ) -> None:
+        """Check that updates of teachers and centres are not rounded away."""
+        self._check_dtypes()
 
     def on_train_step_start(self, trainer: "Trainer", model: Any, batch: Any) -> None:
         """Keep what was collected before a batch that is another process's and counts nothing."""
@@ -356,6 +367,11 @@ class Dino(nn.Module):
 
     def _modules_of(self, pair: Pair) -> tuple[nn.Module, nn.Module]:
         return self._module(pair.source), self._module(pair.target)
+
+    def _check_dtypes(self) -> None:
+        check_dtypes(LOSSES, self.losses.buffers())
+        for pair in self._plan.averages:
+            check_dtypes(str(pair.target), self._module(pair.target).parameters())
 
     def _module(self, one: Module) -> nn.Module:
         found: nn.Module = (self.image_model_trunks if one.kind == TRUNKS else self.heads)[one.part]

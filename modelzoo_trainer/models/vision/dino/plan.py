@@ -10,6 +10,7 @@ from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.vision.dino.head import DinoHeadSettings
 from modelzoo_trainer.models.vision.dino.losses import DistillationSettings
 from modelzoo_trainer.models.vision.dino.references import (
+    BATCH,
     HEADS,
     LOSSES,
     TRUNKS,
@@ -38,6 +39,7 @@ _NUM_ARGUMENTS: Final = {
     PATCH_LOSS: (3, 3),
 }
 _TEACHERS: Final = {DINO_LOSS: 1, PATCH_LOSS: 0}  # the argument with the scores of the teacher
+_KEYS: Final = {"MultiImageViTModel": (0, 2), PATCH_LOSS: (2,)}  # arguments that a batch has
 _NUM_OUTPUTS: Final = {TRUNKS: 2, HEADS: 1, LOSSES: 1}
 _MASKS: Final = 2  # the argument of a trunk
 
@@ -221,6 +223,20 @@ def _check_call(name: str, call: Call, where: str) -> None:
         raise ConfigError(f"{where}[1]: this argument of {name} is not supported. Set it to null.")
     if name in (DINO_LOSS, PATCH_LOSS) and any(one is None for one in call[:least]):
         raise ConfigError(f"{where}: an argument of {name} is null. Give it an output.")
+    for place, one in enumerate(call):
+        is_of_batch = place in _KEYS.get(name, ())
+        if one is not None and isinstance(one, Key) != is_of_batch:
+            expected = "an entry of the batch" if is_of_batch else "an output of a trunk or a head"
+            raise ConfigError(
+                f"{where}[{place}]: {name} expects {expected} here, got {_text_of(one)}. Check the "
+                f"order of the arguments."
+            )
+
+
+def _text_of(one: Key | Output) -> str:
+    if isinstance(one, Key):
+        return f"{BATCH}.output({one.name!r})"
+    return f"{one.kind}.output({one.part}, {one.call}, {one.number})"
 
 
 def _copies(given: object, sizes: Mapping[str, int]) -> list[Pair]:

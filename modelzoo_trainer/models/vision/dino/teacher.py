@@ -1,7 +1,7 @@
 """Teachers: copies of a student's weights, and averages of them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,21 @@ def move_to(teacher: nn.Module, student: nn.Module, weight: Tensor, local: Local
     for own, other in zip(teacher.parameters(), student.parameters(), strict=True):
         part = local(own.detach())
         part.lerp_(local(other.detach()).to(part.dtype), weight.to(part.dtype))
+
+
+def check_dtypes(where: str, tensors: Iterable[Tensor]) -> None:
+    """Check that none has 16 bits, in which small updates are rounded away.
+
+    Raises:
+        ConfigError: With the dtype; `where`: the part, for the message.
+    """
+    for one in tensors:
+        if one.is_floating_point() and one.dtype.itemsize < 4:
+            raise ConfigError(
+                f"{where} has values in {one.dtype}, in which the small updates of averages and "
+                f"centres are rounded to nothing. Keep the model in float32, and compute in 16 "
+                f"bits with the section precision, or with param_dtype of sharding."
+            )
 
 
 def copy_steps(source: nn.Module, target: nn.Module) -> Iterator[Step]:
