@@ -24,6 +24,7 @@ _BATCH_NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
 _STAYS_EVAL: Final = (
     "_stays_in_evaluation_mode"  # of a module: whether it keeps its mode in training
 )
+_STAYS_FROZEN: Final = "_stays_frozen"  # of a module: whether its own parameters are never trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,12 @@ class LayerGroup:
     @property
     def parameters(self) -> list[Parameter]:
         """The parameters of the group, each once."""
-        found = [param for module in self.modules for param in module.parameters(recurse=False)]
-        return list(dict.fromkeys(found))
+        return _own_parameters(self.modules)
+
+    @property
+    def thawable(self) -> list[Parameter]:
+        """Those that can be trained: what the loss depends on."""
+        return _own_parameters(one for one in self.modules if not vars(one).get(_STAYS_FROZEN))
 
     @property
     def is_frozen(self) -> bool:
@@ -119,7 +124,7 @@ class ModelFreezer:
         first, last = self._ends(from_index, to_index)
         thawed: dict[str, list[Parameter]] = {}
         for group in self._groups[first : last + 1]:
-            frozen = [param for param in group.parameters if not param.requires_grad]
+            frozen = [param for param in group.thawable if not param.requires_grad]
             for param in frozen:
                 param.requires_grad_(True)
             if frozen:
@@ -191,6 +196,19 @@ def _group(name: str, modules: Iterable[Module]) -> LayerGroup:
     return LayerGroup(name=name, modules=tuple(owners), all_modules=found)
 
 
+def _own_parameters(modules: Iterable[Module]) -> list[Parameter]:
+    """Return the parameters of modules without their children, each once."""
+    found = [param for module in modules for param in module.parameters(recurse=False)]
+    return list(dict.fromkeys(found))
+
+
+def freeze_for_good(module: Module) -> None:
+    """Freeze a module that the loss does not depend on; `ModelFreezer` keeps it frozen."""
+    module.requires_grad_(False)
+    for part in module.modules():
+        vars(part)[_STAYS_FROZEN] = True
+
+
 def check_patterns(patterns: Iterable[str]) -> None:
     """Check the regular expressions of the setting `freeze`.
 
@@ -223,7 +241,7 @@ def freeze_matching(model: Module, patterns: Iterable[str], examples: str) -> No
     for pattern in patterns:
         frozen = [
             parameter
-            for name, parameter in model.named_parameters()
+            for name, parameter in model.named_parameters(remove_duplicate=False)
             if any(re.search(pattern, one) for one in _names_of(name, published(name)))
         ]
         if not frozen:

@@ -27,6 +27,7 @@ from modelzoo_trainer.devices import (
     map_tensors,
 )
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.dataset_info import check_model
 from modelzoo_trainer.loading.epochs import resolve_loader
 from modelzoo_trainer.planning.figures import Figures, checkpoint_sizes, sizes_of
 from modelzoo_trainer.planning.memory_tracker import Kind, MemoryTracker
@@ -62,13 +63,14 @@ def measure(plan: TrainerPlan) -> Figures:
         with TemporaryDirectory() as folder:
             own, on_host = _without_side_effects(plan, folder)
             tracker = MemoryTracker(mode, on_host=on_host)
-            batch = _first_batch(plan)
-            with mode, tracker, tracker.following_sizes(), _without_hints():
+            with _measured(mode, tracker):
                 trainer = own.build()
-                try:
+            try:
+                batch = _first_batch(plan, trainer.model)
+                with _measured(mode, tracker):
                     return _steps(plan, trainer, batch, tracker, mode)
-                finally:
-                    trainer.close()
+            finally:
+                trainer.close()
     except BackendError as error:
         raise ConfigError(str(error)) from None
 
@@ -97,6 +99,13 @@ def _without_side_effects(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, 
 
 
 @contextmanager
+def _measured(mode: FakeTensorMode, tracker: MemoryTracker) -> Iterator[None]:
+    """Make all tensors fake, and track them."""
+    with mode, tracker, tracker.following_sizes(), _without_hints():
+        yield
+
+
+@contextmanager
 def _without_hints() -> Iterator[None]:
     """Hide hints about schedules, which would compare them with the two steps."""
     log = logging.getLogger("modelzoo_trainer.schedulers")
@@ -107,10 +116,14 @@ def _without_hints() -> Iterator[None]:
         log.disabled = before
 
 
-def _first_batch(plan: TrainerPlan) -> tuple[Batch, bool]:
-    """Return the loader's first batch, and whether it is for all processes."""
+def _first_batch(plan: TrainerPlan, model: Module) -> tuple[Batch, bool]:
+    """Return the loader's first batch, and whether it is for all processes.
+
+    `model`: whose settings the data may follow.
+    """
     made = plan.call["train_dataloader"].build()
     loader = resolve_loader(getattr(made, "create_dataloader", made), "train_dataloader")
+    check_model(loader, model)
     for batch in loader:
         return batch, getattr(loader, "is_global_batch", False) is True
     raise ConfigError(

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from backends.blocks import checkpoint_activations
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.freezing import ModelFreezer
 from modelzoo_trainer.models.masks import visible_keys
 from modelzoo_trainer.models.multimodal.llava import Llava
 from tests.models.llava_cases import (
@@ -148,6 +149,21 @@ def test_layers_after_the_selected_one_are_neither_run_nor_trained() -> None:
     assert {name for name, one in model.named_parameters() if one.grad is None} == frozen(model)
     assert {name.split(".")[2] for name in frozen(model)} == {"2", "weight", "bias"}
     assert "image_model.final_norm.weight" in frozen(model)
+
+
+def test_layers_that_do_not_run_stay_frozen_when_all_others_are_unfrozen() -> None:
+    model = make(freeze=["^image_model"])
+    thawed = ModelFreezer(model).unfreeze()
+    assert {*thawed} == {"image_model"}
+    assert {name.split(".")[2] for name in frozen(model)} == {"2", "weight", "bias"}
+    assert len(thawed["image_model"]) > 1
+    assert all(one.requires_grad for one in thawed["image_model"])
+
+
+def test_a_tied_weight_is_frozen_by_either_of_its_names() -> None:
+    text = LLAVA["text_model"] | {"share_embedding_weights": True}
+    model = make(text_model=text, freeze=["text_model.lm_head"])
+    assert "text_model.token_embeddings.weight" in frozen(model)
 
 
 def test_freeze_takes_own_and_published_names() -> None:

@@ -126,6 +126,15 @@ def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place() 
     assert all(map(torch.equal, moved.state_dict().values(), built.state_dict().values()))
 
 
+def test_networks_for_each_kind_of_token_are_refused_unless_they_are_off() -> None:
+    text = SIMPLE["text_model"]
+    off = text | {"extra_ffn_params": {"static_dual_expert": False}}
+    MultimodalSimple.check_arguments(**SIMPLE | {"text_model": off})
+    on = text | {"extra_ffn_params": {"static_dual_expert": True}}
+    with pytest.raises(ConfigError, match=r"text_model\.extra_ffn_params is .*Remove it"):
+        MultimodalSimple.check_arguments(**SIMPLE | {"text_model": on})
+
+
 @pytest.mark.parametrize(
     ("change", "facts"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from modelzoo_trainer.cli import command
 from modelzoo_trainer.config.build import load_plans
@@ -239,6 +240,35 @@ def test_the_command_prints_a_table_and_writes_nothing(
     assert "optimizer state" in text
     assert list(tmp_path.iterdir()) == []
     assert list(file.parent.iterdir()) == [file]
+
+
+class Following(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Rows whose length is that of the model."""
+
+    length = 1
+
+    def follow_model(self, model: Any) -> None:
+        self.length = model.max_position_embeddings
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.zeros(self.length, dtype=torch.int64)
+        return {"input_ids": ids, "labels": ids}
+
+
+class FollowingProcessor:
+    def create_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(Following(), batch_size=4)
+
+
+def test_data_that_follows_the_model_is_planned_as_it_is_trained_on(file: Path) -> None:
+    changes = [f"fit.train_dataloader={{data_processor: {__name__}.FollowingProcessor}}"]
+    with fake_world(1):
+        followed = measure(plan_of(file, changes))
+    with fake_world(1):
+        assert followed.flops == measure(plan_of(file, ())).flops
 
 
 def test_processes_that_do_not_fit_the_mesh_are_refused(

@@ -172,16 +172,17 @@ class ImageRows(SampleRows):
 
     @override
     def _probe(self, places: Ints) -> None:
-        self._read(places)
-        images = self._of(places)
+        ids = self._read(places)[0]
+        images = self._of(places, ids)
         for number, place in enumerate(places.tolist()):
             for name in images.names[number]:
                 self._path(name, place)
 
     @override
     def _batch(self, places: Ints, rows: Any, size: int) -> Batch:
-        batch = by_feature(padded(self._read(places), rows, size), self.features)
-        images = self._of(places)
+        read = self._read(places)
+        batch = by_feature(padded(read, rows, size), self.features)
+        images = self._of(places, read[0])
         reader, num = self._images.reader, images.names.shape[1]
         pixels = reader.empty(size, num)
         pixels[rows] = self._pixels(images.names, places)
@@ -214,8 +215,11 @@ class ImageRows(SampleRows):
         except ConfigError as error:
             raise ConfigError(f"{self._named(place)}: {error}") from error
 
-    def _of(self, places: Ints) -> _Images:
-        """Return the names of the images of rows, and the positions of their features."""
+    def _of(self, places: Ints, ids: NDArray[np.int32]) -> _Images:
+        """Return the names of the images of rows, and the positions of their features.
+
+        `ids`: the tokens of the rows, (B, S).
+        """
         numbers, inner = self.files.locate(places)
         names = np.empty((len(places), *self._names[0].row_shape), object)
         for row, (number, one) in enumerate(zip(numbers.tolist(), inner.tolist(), strict=True)):
@@ -226,6 +230,7 @@ class ImageRows(SampleRows):
         for row, (number, one) in enumerate(zip(numbers.tolist(), inner.tolist(), strict=True)):
             found[row] = self._open.read(self._places.files[number], one, one + 1)[0]
         self._check_places(found, names, places)
+        self._check_overwritten(found.reshape(len(found), -1), ids, places)
         return _Images(names, found.astype(np.int32))
 
     def _path(self, name: Any, place: int) -> str | None:
@@ -301,6 +306,35 @@ class ImageRows(SampleRows):
             f"{found[row, image, column]} in column {column}, expected {expected}. Preprocess the "
             f"data again."
         )
+
+    def _check_overwritten(self, found: NDArray[Any], ids: NDArray[np.int32], places: Ints) -> None:
+        """Check that each feature of a row has a position of its own, with one placeholder in all.
+
+        Shapes:
+            found: (B, I * P), positions that are S for images that are not there. ids: (B, S).
+        """
+        assert self._places is not None
+        datasets, num = self._places.files, found.shape[1]
+        order = np.sort(found, axis=1)
+        twice = (order[:, 1:] == order[:, :-1]) & (order[:, 1:] < self.length)
+        if twice.any():
+            row, place = (int(one[0]) for one in np.nonzero(twice))
+            raise ConfigError(
+                f"{self._place_in(datasets, int(places[row]))}: two features have the position "
+                f"{order[row, place]}, but each needs one of its own. Preprocess the data again."
+            )
+        is_there = found < self.length
+        tokens = np.take_along_axis(ids, np.minimum(found, self.length - 1), axis=1)
+        first = tokens[np.arange(len(found)), is_there.argmax(axis=1)]
+        wrong = is_there & (tokens != first[:, None])
+        if wrong.any():
+            row, place = (int(one[0]) for one in np.nonzero(wrong))
+            raise ConfigError(
+                f"{self._place_in(datasets, int(places[row]))}: feature {place} of {num} has the "
+                f"position {found[row, place]}, where {self.features[0]} has {tokens[row, place]}, "
+                f"but the first one has the placeholder {first[row]}. Features must be written "
+                f"over equal placeholders. Preprocess the data again."
+            )
 
     @staticmethod
     def _is_absent(name: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from torch import Tensor
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.freezing import freeze_for_good
 from modelzoo_trainer.models.multimodal.reading import check_name, read_settings
 from modelzoo_trainer.models.vision.classifier import published_name
 from modelzoo_trainer.models.vision.encoder import VisionEncoder
@@ -133,9 +134,9 @@ def freeze_unused(encoder: VisionEncoder, layer: int | None) -> None:
     if layer is None:
         return
     for unused in encoder.layers[layer % len(encoder.layers) + 1 :]:
-        unused.requires_grad_(False)
+        freeze_for_good(unused)
     if encoder.final_norm is not None:
-        encoder.final_norm.requires_grad_(False)
+        freeze_for_good(encoder.final_norm)
 
 
 def published_image_name(name: str, prefix: str) -> str | None:

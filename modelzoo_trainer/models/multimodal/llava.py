@@ -189,8 +189,9 @@ class Llava(ImageTextModel):
             batch: `image_data`, an image for each row; `text_input_ids`, with placeholders where
                 features are written; `labels`; `loss_mask`, the weight of each label. Where there
                 are any: `key_padding_mask`, 1 for positions that no other one sees;
-                `img_start_idx`, the position of the first feature of each row, all inside the row;
-                `attention_span` and `position_ids`, as of the decoders.
+                `img_start_idx`, the position of the first feature of each row, which must have room
+                for all (not checked, as that needs a host read); `attention_span` and
+                `position_ids`, as of the decoders.
 
         Returns:
             `loss`, `logits`, `num_items`; in eval mode also `accuracy`; as of the decoders.

@@ -26,6 +26,7 @@ _LABELS: Final = "labels"
 _LOSS_MASK: Final = "loss_mask"
 _PADDING: Final = "key_padding_mask"
 _TEXT_MODEL: Final = "text_model"
+_EXTRA_FFN: Final = "extra_ffn_params"
 _OF_MODEL: Final = ("loss_scaling", "loss_weight")
 
 
@@ -51,6 +52,12 @@ class TextModelPart:
                     f"model.{_TEXT_MODEL}.{key} is {arguments[key]!r}, but {key} is a setting of "
                     f"the whole model. Move it there."
                 )
+        extra = arguments.pop(_EXTRA_FFN, None)
+        if any((extra or {}).values()):
+            raise ConfigError(
+                f"model.{_TEXT_MODEL}.{_EXTRA_FFN} is {extra!r}, but feed-forward networks for "
+                f"each kind of token are not supported. Remove it."
+            )
         self.arguments = arguments | {"loss_scaling": loss_scaling, "loss_weight": loss_weight}
         with naming(_TEXT_MODEL, arguments):
             self.cls.check_arguments(**self.arguments)

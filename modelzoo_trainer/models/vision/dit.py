@@ -172,7 +172,7 @@ class Dit(DitSettings, nn.Module):
             noisy: (B, C, height, width) floating. labels, timesteps: (B,) integer. Returns: as
             noisy.
         """
-        hidden = self.embedding(noisy.to(self.embedding.patches.projection.weight.dtype))
+        hidden = self.embedding(noisy)
         embedded = self.timestep_embedding(timesteps) + self.label_embedding(labels)
         condition = functional.silu(embedded)
         everything = torch.ones((1, 1, 1, hidden.shape[1]), dtype=torch.bool, device=hidden.device)

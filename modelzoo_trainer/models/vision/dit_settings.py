@@ -230,8 +230,9 @@ class DitSettings:
 
     def __post_init__(self) -> None:
         _check_keys("vae", self.vae, VaeParams)
-        _check_keys("reverse_process", self.reverse_process, ReverseProcess)
-        for part, keys in (("sampler", SamplerParams), ("pipeline", PipelineParams)):
+        parts = {"sampler": SamplerParams, "pipeline": PipelineParams}
+        _check_keys("reverse_process", self.reverse_process, ReverseProcess, tuple(parts))
+        for part, keys in parts.items():
             inner: Any = (self.reverse_process or {}).get(part)
             _check_keys(f"reverse_process.{part}", inner, keys)
         self.latent_size = self._of_latents("latent_size", [32, 32])
@@ -241,10 +242,11 @@ class DitSettings:
             ("var_loss", False, "variances are not predicted"),
             ("norm_first", True, "the layers of adaln_zero normalize their inputs"),
         ):
-            if getattr(self, key) is not expected:
+            given = getattr(self, key)
+            if given is not expected:
                 shown = str(expected).lower()
                 raise ConfigError(
-                    f"{key} is {str(not expected).lower()}, which is not supported: {why}. Set "
+                    f"{key} is {str(given).lower()}, which is not supported: {why}. Set "
                     f"{key}: {shown}."
                 )
         if self.embedding_nonlinearity in GATED:
@@ -366,8 +368,12 @@ class DitSettings:
             )
 
 
-def _check_keys(place: str, given: Any, known: type[Any]) -> None:
+def _check_keys(
+    place: str, given: Any, known: type[Any], checked_later: tuple[str, ...] = ()
+) -> None:
     """Check the keys and values of a mapping.
+
+    `checked_later`: keys whose values are not checked here.
 
     Raises:
         ConfigError: If one is unknown or invalid.
@@ -378,5 +384,5 @@ def _check_keys(place: str, given: Any, known: type[Any]) -> None:
     for key, value in (given or {}).items():
         if key not in kinds:
             raise ConfigError(f"{place}.{key}: no such setting. {suggest(str(key), kinds)}")
-        if not isinstance(value, Mapping):  # those are checked on their own
+        if key not in checked_later:
             check(f"{place}.{key}", value, kinds[key])

@@ -79,6 +79,7 @@ class PatchEmbedding(nn.Module):
         Shapes:
             images: (B, C, height, width). Returns: (B, P, H).
         """
+        images = images.to(self.projection.weight.dtype)
         if isinstance(self.projection, nn.Conv2d):
             convolved: Tensor = self.projection(images)
             return convolved.flatten(2).transpose(1, 2)

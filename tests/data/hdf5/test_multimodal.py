@@ -230,9 +230,22 @@ def negative_place(made):
     made["img_data_loc"][0, 0, 0] = -1
 
 
+def one_place_for_two(made):
+    made["img_data_loc"][1, 1, 1] = made["img_data_loc"][1, 0, 0]
+
+
+def place_of_text(made):
+    made["img_data_loc"][4, 1, 1] = LENGTH - 1
+
+
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
+        (one_place_for_two, r"a\.h5: .*'img_data_loc', row 1: two features have the position 1"),
+        (
+            place_of_text,
+            r"b\.h5: .*row 1: feature 3 of 4 has the position 7.* has 27.*placeholder 7",
+        ),
         (few_places, r"'img_data_loc' has rows of shape \(1, 2\), expected \(2, patches\)"),
         (
             place_after_the_end,
