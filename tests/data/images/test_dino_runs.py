@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop
+from modelzoo_trainer import Callback, Checkpoint, MixedPrecision, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import CheckLoss, ScopedTrainFlags
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.data.images.dino import DinoImageDataProcessor
@@ -202,6 +202,31 @@ def test_a_skipped_step_moves_neither_centres_nor_teachers(root, tmp_path) -> No
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     assert (after["ema_step"].item(), later["ema_step"].item()) == (2, 3)
     assert not torch.equal(later["losses.model.0.center"], after["losses.model.0.center"])
+
+
+class Overflow(Spoil):
+    """Makes the gradients of a step infinite."""
+
+    def on_before_backward(self, trainer, model, outputs):
+        pass
+
+    def on_after_backward(self, trainer, model, outputs):
+        if trainer.global_step == self.step:
+            for one in model.parameters():
+                if one.grad is not None:
+                    one.grad.fill_(float("inf"))
+
+
+@pytest.mark.slow
+def test_a_step_that_the_loss_scaler_skips_moves_nothing(root, tmp_path) -> None:
+    spoil = Overflow(2)
+    trainer = made(str(tmp_path / "run"), spoil, precision=MixedPrecision(enabled=False))
+    trainer.precision.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)  # type: ignore[attr-defined]
+    trainer.fit(loader(root))
+    trainer.close()
+    before, after, later = spoil.states[1:4]
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert (after["ema_step"].item(), later["ema_step"].item()) == (2, 3)
 
 
 ENGINES: dict[str, dict[str, Any]] = {
