@@ -71,10 +71,12 @@ class SeededSampler(Sampler[int]):
             yield from order[start : start + _CHUNK].tolist()
 
 
-def mixed_seed(seed: int, epoch: int) -> int:
-    """Mix seed and epoch so that (1, 0) and (0, 1) give unrelated seeds."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9) % 2**64
-    return (mixed ^ (mixed >> 31)) % 2**63
+def mixed_seed(seed: int, *numbers: int) -> int:
+    """Mix a seed with numbers, such as the epoch: (1, 0) and (0, 1) give unrelated seeds."""
+    for number in numbers:
+        mixed = (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % 2**64
+        seed = (mixed ^ (mixed >> 31)) % 2**63
+    return seed
 
 
 @checked()

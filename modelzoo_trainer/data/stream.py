@@ -188,9 +188,7 @@ class StreamSampler(Sampler[int]):
 
     def _permutation(self, length: int, *numbers: int) -> NDArray[Any]:
         """Return a permutation of range(length), seeded by the sampler's seed and the numbers."""
-        seed = self.seed
-        for number in numbers:
-            seed = mixed_seed(seed, number)
+        seed = mixed_seed(self.seed, *numbers)
         dtype = torch.int32 if length < _MOST_INT32 else torch.int64
         generator = torch.Generator().manual_seed(seed)
         order: NDArray[np.integer] = torch.randperm(

@@ -70,7 +70,7 @@ class Masking:
             ids: Their ids.
             seed: Seed, epoch and row, on which the choice only depends.
         """
-        draw = random.Random(mixed_seed(mixed_seed(*seed[:2]), seed[2]))
+        draw = random.Random(mixed_seed(*seed))
         num = min(self.max_predictions, max(1, round(len(tokens) * self.probability)))
         words = self._words(tokens)
         draw.shuffle(words)

@@ -182,9 +182,7 @@ class AddPoseShift(Transform):
         num, room = int(segments[-1]) + 1, self.target_seq_len - length
         rows = []
         for sample in samples.tolist():
-            generator = torch.Generator().manual_seed(
-                mixed_seed(mixed_seed(seeds[0], seeds[1]), sample + 1)
-            )
+            generator = torch.Generator().manual_seed(mixed_seed(*seeds, sample + 1))
             is_shifted = torch.rand((), generator=generator) < self.ratio_shifted_samples
             if sample < 0 or not is_shifted:
                 rows.append(plain)

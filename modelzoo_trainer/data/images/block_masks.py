@@ -16,7 +16,6 @@ from annotated_types import MaxLen, MinLen, Predicate
 from numpy.typing import NDArray
 
 from modelzoo_trainer.constraints import Size, UnitInterval
-from modelzoo_trainer.data.processor import mixed_seed
 from modelzoo_trainer.errors import ConfigError
 
 _LEAST_PATCHES: Final = 4  # of a block
@@ -121,10 +120,3 @@ def _add_block(mask: NDArray[np.bool_], room: int, draw: random.Random) -> int:
             block[:] = True
             return num_new
     return 0
-
-
-def of_slot(seed: int, *numbers: int) -> int:
-    """Return a seed that depends on all of the numbers."""
-    for number in numbers:
-        seed = mixed_seed(seed, number)
-    return seed

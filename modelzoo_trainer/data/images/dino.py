@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.constraints import Flag, NonNegativeSize, PositiveInt, Size, checked
-from modelzoo_trainer.data.images.block_masks import BlockMasks, of_slot
+from modelzoo_trainer.data.images.block_masks import BlockMasks
 from modelzoo_trainer.data.images.decoding import lacking_pillow, pillow, read_rgb
 from modelzoo_trainer.data.images.folders import IMAGES, ImageFiles, find_images, missing_folder
 from modelzoo_trainer.data.images.multi_crop import LIST, CropSettings, stacked
-from modelzoo_trainer.data.processor import BatchDataset, LoadingOptions, ShuffleSeed
+from modelzoo_trainer.data.processor import BatchDataset, LoadingOptions, ShuffleSeed, mixed_seed
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.data.stream_processor import StreamProcessor, say_without_effect
 from modelzoo_trainer.errors import ConfigError, suggest
@@ -129,7 +129,7 @@ class ImageViews(BatchDataset):
         path = self.files.path(index)
         image = read_rgb(path)
         places = () if place is None else (place,)
-        draw = random.Random(of_slot(self._seed, self._epoch, index, *places))
+        draw = random.Random(mixed_seed(self._seed, self._epoch, index, *places))
         try:
             return [crop(image, draw) for crop in self._crops]
         except ConfigError as error:
@@ -139,17 +139,17 @@ class ImageViews(BatchDataset):
         """Return the masks of a batch, or of the part of it that this process loads."""
         if position is None:  # not loaded by a trainer: the images tell batches apart
             position = -(1 + indices[0]) * self._batch_size
-        num, seed = self._num_global, of_slot(self._seed, self._epoch, _OF_MASKS)
+        num, seed = self._num_global, mixed_seed(self._seed, self._epoch, _OF_MASKS)
         found = np.empty((len(indices), num, masks.side**2), np.bool_)
         ratios: dict[int, Any] = {}
         for row in range(len(indices)):
             batch, place = divmod(position + row, self._batch_size)
             if batch not in ratios:
-                ratios[batch] = masks.ratios(self._batch_size * num, of_slot(seed, batch))
+                ratios[batch] = masks.ratios(self._batch_size * num, mixed_seed(seed, batch))
             for view in range(num):
                 slot = place * num + view
                 least, most = ratios[batch][slot].tolist()
-                draw = random.Random(of_slot(seed, batch, slot))
+                draw = random.Random(mixed_seed(seed, batch, slot))
                 found[row, view] = masks.mask(least, most, draw)
         return torch.from_numpy(found)
 

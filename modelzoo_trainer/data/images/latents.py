@@ -150,7 +150,7 @@ class NoisyLatents(BatchDataset):
         labels, timesteps = np.empty(num, np.int32), np.empty(num, np.int32)
         generator = torch.Generator()
         for row, index in enumerate(indices):
-            generator.manual_seed(mixed_seed(mixed_seed(self._seed, self._epoch), index))
+            generator.manual_seed(mixed_seed(self._seed, self._epoch, index))
             which = int(torch.randint(len(self.folders), (), generator=generator))
             is_dropped = float(torch.rand((), generator=generator)) < used.label_dropout_rate
             timesteps[row] = int(torch.randint(used.num_diffusion_steps, (), generator=generator))

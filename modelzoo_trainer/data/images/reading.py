@@ -60,7 +60,7 @@ class ImageReader:
     def changed(self, image: Any, path: str, index: int) -> NDArray[np.uint8]:
         """Return the pixels of an image of Pillow after the transforms; see `read`."""
         if self.pipeline.images:
-            draw = random.Random(mixed_seed(mixed_seed(self._seed, self.epoch), index))
+            draw = random.Random(mixed_seed(self._seed, self.epoch, index))
             try:
                 for transform in self.pipeline.images:
                     image = transform(image, draw)

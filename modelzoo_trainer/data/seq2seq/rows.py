@@ -203,7 +203,7 @@ class SpanRows(PairRows):
 
     @override
     def _row(self, index: int) -> tuple[Tokens, Tokens]:
-        seed = mixed_seed(mixed_seed(self._seed, self._epoch), index)
+        seed = mixed_seed(self._seed, self._epoch, index)
         generator = torch.Generator().manual_seed(seed)
         return corrupt(self._text(index), self.vocabulary.size - 1, generator)
 
