@@ -320,6 +320,23 @@ class RowFiles:
         """Shape of a row; () = datasets are 1-D."""
         return self.files[0].row_shape
 
+    def check_num_rows(self, others: Sequence[RowFile], advice: str) -> None:
+        """Check that other datasets of the same files have as many rows.
+
+        Args:
+            others: One for each file.
+            advice: What to do if not.
+
+        Raises:
+            ConfigError: If one has another number.
+        """
+        for one, other in zip(self.files, others, strict=True):
+            if one.num_rows != other.num_rows:
+                raise ConfigError(
+                    f"{one.path}: dataset {other.dataset!r} has {other.num_rows} rows, but "
+                    f"{one.dataset!r} has {one.num_rows}. {advice}"
+                )
+
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the file numbers of rows, and the row numbers in these files."""
         numbers = np.searchsorted(self.starts, rows, side="right") - 1

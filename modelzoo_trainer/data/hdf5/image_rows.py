@@ -93,12 +93,7 @@ class ImageRows(SampleRows):
     def _check_datasets(self) -> None:
         others = [self._names] if self._places is None else [self._names, self._places.files]
         for datasets in others:
-            for one, other in zip(self.files.files, datasets, strict=True):
-                if one.num_rows != other.num_rows:
-                    raise ConfigError(
-                        f"{one.path}: dataset {other.dataset!r} has {other.num_rows} rows, but "
-                        f"{one.dataset!r} has {one.num_rows}. Preprocess the data again."
-                    )
+            self.files.check_num_rows(datasets, "Preprocess the data again.")
         first = self._names[0]
         for one in self._names:
             shape = one.row_shape
@@ -258,11 +253,8 @@ class ImageRows(SampleRows):
 
     def _named(self, place: int) -> str:
         """Return the file, the dataset of names and the row, for messages."""
-        return self._place_in(self._names, place)
-
-    def _place_in(self, datasets: Sequence[RowFile], place: int) -> str:
         (number,), (inner,) = self.files.locate(np.array([place]))
-        one = datasets[number]
+        one = self._names[number]
         return f"{one.path}: dataset {one.dataset!r}, row {inner}"
 
     # ---- checks
@@ -302,7 +294,7 @@ class ImageRows(SampleRows):
             else f"a position from 0 to {self.length - 1}"
         )
         raise ConfigError(
-            f"{self._place_in(self._places.files, int(places[row]))}: image {image} has "
+            f"{self._places.place_of(int(places[row]))}: image {image} has "
             f"{found[row, image, column]} in column {column}, expected {expected}. Preprocess the "
             f"data again."
         )
@@ -314,13 +306,13 @@ class ImageRows(SampleRows):
             found: (B, I * P), positions that are S for images that are not there. ids: (B, S).
         """
         assert self._places is not None
-        datasets, num = self._places.files, found.shape[1]
+        num = found.shape[1]
         order = np.sort(found, axis=1)
         twice = (order[:, 1:] == order[:, :-1]) & (order[:, 1:] < self.length)
         if twice.any():
             row, place = (int(one[0]) for one in np.nonzero(twice))
             raise ConfigError(
-                f"{self._place_in(datasets, int(places[row]))}: two features have the position "
+                f"{self._places.place_of(int(places[row]))}: two features have the position "
                 f"{order[row, place]}, but each needs one of its own. Preprocess the data again."
             )
         is_there = found < self.length
@@ -330,7 +322,7 @@ class ImageRows(SampleRows):
         if wrong.any():
             row, place = (int(one[0]) for one in np.nonzero(wrong))
             raise ConfigError(
-                f"{self._place_in(datasets, int(places[row]))}: feature {place} of {num} has the "
+                f"{self._places.place_of(int(places[row]))}: feature {place} of {num} has the "
                 f"position {found[row, place]}, where {self.features[0]} has {tokens[row, place]}, "
                 f"but the first one has the placeholder {first[row]}. Features must be written "
                 f"over equal placeholders. Preprocess the data again."

@@ -91,12 +91,7 @@ def _label_features(files: RowFiles, labels: RowFiles) -> tuple[str, ...]:
     Raises:
         ConfigError: If their shape, or the number of rows of a file, does not fit the inputs.
     """
-    for one, other in zip(files.files, labels.files, strict=True):
-        if one.num_rows != other.num_rows:
-            raise ConfigError(
-                f"{one.path}: dataset {other.dataset!r} has {other.num_rows} rows, but "
-                f"{one.dataset!r} has {one.num_rows}. Preprocess the data again."
-            )
+    files.check_num_rows(labels.files, "Preprocess the data again.")
     shape, length = labels.row_shape, files.row_shape[-1]
     if shape == (len(_OF_ALL), length):
         return _OF_ALL

@@ -45,12 +45,7 @@ class RetrievalRows(SampleRows):
     ) -> None:
         super().__init__(files, segments, features=features)
         self._contexts = SampleRows(contexts, segments, features=context_features)
-        for one, other in zip(files.files, contexts.files, strict=True):
-            if one.num_rows != other.num_rows:
-                raise ConfigError(
-                    f"{one.path}: dataset {other.dataset!r} has {other.num_rows} rows, but "
-                    f"{one.dataset!r} has {one.num_rows}. Create the file again."
-                )
+        files.check_num_rows(contexts.files, "Create the file again.")
         _check_shape(files, features, _QUESTION_DIMS, "(3, tokens)")
         _check_shape(contexts, context_features, _CONTEXT_DIMS, "(3, contexts, tokens)")
 
