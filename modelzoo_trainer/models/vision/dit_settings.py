@@ -2,7 +2,7 @@
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
 from typing_extensions import TypedDict
@@ -286,31 +286,12 @@ class DitSettings:
         Raises:
             ConfigError: As the constructor.
         """
+        shared = {one.name for one in fields(VisionSettings)} & {one.name for one in fields(self)}
         return VisionSettings(
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_heads=self.num_heads,
-            filter_size=self.filter_size,
             image_size=self.latent_size,
-            patch_size=self.patch_size,
             num_channels=self._channels,
-            use_conv_patchified_embedding=self.use_conv_patchified_embedding,
             prepend_cls_token=False,
-            position_embedding_type=self.position_embedding_type,
-            layer_norm_epsilon=self.layer_norm_epsilon,
-            nonlinearity=self.nonlinearity,
-            attention_type=self.attention_type,
-            use_projection_bias_in_attention=self.use_projection_bias_in_attention,
-            use_ffn_bias_in_attention=self.use_ffn_bias_in_attention,
-            use_ffn_bias=self.use_ffn_bias,
-            dropout_rate=self.dropout_rate,
-            attention_dropout_rate=self.attention_dropout_rate,
-            embedding_dropout_rate=self.embedding_dropout_rate,
-            initializer_range=self.initializer_range,
-            attention_initializer=self.attention_initializer,
-            ffn_initializer=self.ffn_initializer,
-            projection_initializer=self.projection_initializer,
-            position_embedding_initializer=self.position_embedding_initializer,
+            **{name: getattr(self, name) for name in shared},
         )
 
     def initializers(self) -> dict[str, Initializer]:
