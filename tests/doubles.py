@@ -183,6 +183,24 @@ def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
     return [name for name in first if not torch.equal(first[name], second[name])]
 
 
+class Cut(Exception):
+    """Ends a run as a crash does."""
+
+
+class SaveAndCut(Callback):
+    """Saves a checkpoint after `num` batches, and raises."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def on_train_batch_end(
+        self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.data.num_batches == self.num:
+            trainer.save_checkpoint()
+            raise Cut
+
+
 class Interrupted(Exception):
     """Ends a run as a crash does."""
 

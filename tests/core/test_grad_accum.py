@@ -9,23 +9,16 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, Checkpoint, CheckpointMismatch, StopTraining, checkpointing
-from tests.doubles import TinyModel, differing, make_trainer, sgd, tiny_batches, weights_of
-
-
-class Cut(Exception):
-    """Ends a run as a crash does."""
-
-
-class SaveAndCut(Callback):
-    """Saves after so many batches, and raises."""
-
-    def __init__(self, num: int) -> None:
-        self.num = num
-
-    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        if trainer.data.num_batches == self.num:
-            trainer.save_checkpoint()
-            raise Cut
+from tests.doubles import (
+    Cut,
+    SaveAndCut,
+    TinyModel,
+    differing,
+    make_trainer,
+    sgd,
+    tiny_batches,
+    weights_of,
+)
 
 
 class CountingTokens(TinyModel):

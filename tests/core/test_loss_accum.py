@@ -9,23 +9,7 @@ import torch
 
 from modelzoo_trainer import Callback, Logging, checkpointing
 from modelzoo_trainer.core.loss_accum import Mean
-from tests.doubles import History, TinyModel, make_trainer, tiny_batches
-
-
-class Cut(Exception):
-    """Ends a run as a crash does."""
-
-
-class SaveAndCut(Callback):
-    """Saves after so many batches, and raises."""
-
-    def __init__(self, num: int) -> None:
-        self.num = num
-
-    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        if trainer.data.num_batches == self.num:
-            trainer.save_checkpoint()
-            raise Cut
+from tests.doubles import Cut, History, SaveAndCut, TinyModel, make_trainer, tiny_batches
 
 
 def runs(tmp_path, name: str, *callbacks: Any, **settings: Any) -> tuple[Any, History]:

@@ -86,7 +86,7 @@ def fill(theirs: nn.Module, ours: nn.Module) -> None:
 def test_states_and_gradients_are_those_of_dinov2(
     nonlinearity: str, side: int, dtype: torch.dtype, output: float, gradient: float
 ) -> None:
-    transformers = pytest.importorskip("transformers", reason="a stage of CI installs it")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     if side == LOCAL:  # they interpolate in float32
         output, gradient = max(output, 1e-6), max(gradient, 1e-5)
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "image_size": IMAGE}

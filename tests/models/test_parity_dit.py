@@ -43,7 +43,7 @@ class OurWaves(nn.Module):
 
 
 def make(dtype: torch.dtype, **changes: Any) -> tuple[Any, Dit]:
-    diffusers = pytest.importorskip("diffusers", reason="a stage of CI installs it")
+    diffusers = pytest.importorskip("diffusers", reason="needs diffusers")
     theirs = diffusers.DiTTransformer2DModel(
         num_attention_heads=HEADS,
         attention_head_dim=SIZE // HEADS,

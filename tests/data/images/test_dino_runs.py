@@ -18,6 +18,7 @@ from modelzoo_trainer.data.images.dino import DinoImageDataProcessor
 from tests.data.images.views_arguments import arguments
 from tests.data.images.written import write_images
 from tests.distributed.ranks import run_ranks, try_ranks
+from tests.doubles import Cut, SaveAndCut
 from tests.models.dino_cases import make, settings
 
 Seen = list[tuple[list[float], float]]
@@ -38,22 +39,6 @@ class Watch(Callback):
     def on_step_committed(self, trainer):
         if trainer.global_step == self.killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Cut(Exception):
-    """Ends a run as a crash does."""
-
-
-class SaveAndCut(Callback):
-    """Saves after so many batches, and raises."""
-
-    def __init__(self, num: int) -> None:
-        self.num = num
-
-    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        if trainer.data.num_batches == self.num:
-            trainer.save_checkpoint()
-            raise Cut
 
 
 class Spoil(Callback):
