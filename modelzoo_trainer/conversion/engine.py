@@ -1,0 +1,278 @@
+"""Apply rules: plan the tensors of the other side without reading, then make them one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from modelzoo_trainer.conversion.family import Family
+from modelzoo_trainer.conversion.rules import Rule, Shape, TensorSpec, common_dtype
+from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.models.decoder import Decoder
+
+OUR_HEAD: Final = "lm_head.weight"
+OUR_EMBEDDING: Final = "token_embeddings.weight"
+
+
+class Source(Protocol):
+    """Tensors that are read one at a time, such as `checkpointing.lazy_weights.LazyWeights`."""
+
+    def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
+        ...
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a tensor, without reading it."""
+        ...
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor, without reading it."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor, on the host."""
+        ...
+
+
+def shapes_of(cls: type[Decoder], arguments: Mapping[str, Any]) -> dict[str, Shape]:
+    """Return the shapes of the tensors of a decoder, without allocating any.
+
+    An output layer that shares the weights of the embedding is not listed.
+    """
+    with torch.device("meta"):
+        model = cls(**arguments)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if model.share_embedding_weights:
+        del shapes[OUR_HEAD]
+    return shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The tensors of the target: what they are, and how they are made."""
+
+    specs: Mapping[str, TensorSpec]
+    _steps: Sequence[_Step]
+    _source: Source
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Make the tensors one at a time, in the order of `specs`.
+
+        Cost: In host memory, a tensor of each side at a time; with rules that combine tensors, the
+            combined one and one of its parts.
+        """
+        for step in self._steps:
+            yield from _made(step, self._source, self.specs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    rule: Rule
+    towards: Literal["ours", "theirs"]
+    inputs: tuple[str, ...]  # names in the source
+    outputs: tuple[str, ...]
+    dtype: torch.dtype  # in which the inputs are read
+    shapes: tuple[Shape, ...]  # of ours
+
+
+def _made(
+    step: _Step, source: Source, specs: Mapping[str, TensorSpec]
+) -> Iterator[tuple[str, Tensor]]:
+    def read(number: int) -> Tensor:
+        return source.read(step.inputs[number]).to(step.dtype)
+
+    if step.towards == "theirs":
+        tensors = step.rule.to_theirs(read)
+    else:
+        tensors = step.rule.to_ours(read, step.shapes)
+    for name, tensor in zip(step.outputs, tensors, strict=True):
+        yield name, tensor.to(specs[name].dtype)
+
+
+def plan_theirs(
+    rules: Sequence[Rule],
+    source: Source,
+    shapes: Mapping[str, Shape],
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+) -> Plan:
+    """Plan the tensors of the other layout from those of one of our decoders.
+
+    Args:
+        rules: As of a `Family`.
+        source: Our tensors.
+        shapes: Those that they must have, by name: see `shapes_of`.
+        where: Where the tensors are, for messages.
+        dtype: Of floating-point tensors of the target; None = as of the source.
+
+    Raises:
+        CheckpointError: If a tensor is missing, has another shape, or has no rule.
+    """
+    _check_covered(rules, shapes)
+    own = {name: name for name in source.names()}
+    _check_names(source, shapes, own, ignored={OUR_HEAD}, where=where)
+    specs: dict[str, TensorSpec] = {}
+    steps: list[_Step] = []
+    for rule in rules:
+        ours = tuple(shapes[name] for name in rule.ours)
+        common = _dtype_of(source, rule.ours)
+        target = _as_asked(common, dtype)
+        for name, shape in zip(rule.theirs, rule.their_shapes(ours), strict=True):
+            specs[name] = TensorSpec(shape=shape, dtype=target)
+        steps.append(
+            _Step(
+                rule=rule,
+                towards="theirs",
+                inputs=rule.ours,
+                outputs=rule.theirs,
+                dtype=common,
+                shapes=ours,
+            )
+        )
+    return Plan(specs=specs, _steps=steps, _source=source)
+
+
+def plan_ours(
+    rules: Sequence[Rule],
+    source: Source,
+    shapes: Mapping[str, Shape],
+    family: Family,
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+) -> Plan:
+    """Plan the tensors of one of our decoders from those of a family of Hugging Face.
+
+    Arguments are as of `plan_theirs`; `source` has their tensors.
+
+    Raises:
+        CheckpointError: If a tensor is missing, has another shape, or is not expected.
+    """
+    _check_covered(rules, shapes)
+    expected: dict[str, Shape] = {}
+    for rule in rules:
+        if rule.ours:
+            ours = tuple(shapes[name] for name in rule.ours)
+            expected |= zip(rule.theirs, rule.their_shapes(ours), strict=True)
+    names = _names_in(source, expected, family.base_prefix)
+    dropped = {*_matching(names, family.dropped), *_made_again(rules)}
+    is_tied = family.head not in expected
+    if is_tied and family.head in names:
+        _check_tied(source, names, family, where)
+        dropped.add(family.head)
+    _check_names(source, expected, names, ignored=dropped, where=where)
+    specs: dict[str, TensorSpec] = {}
+    steps: list[_Step] = []
+    for rule in rules:
+        if not rule.ours:
+            continue
+        ours = tuple(shapes[name] for name in rule.ours)
+        inputs = tuple(names[name] for name in rule.theirs)
+        common = _dtype_of(source, inputs)
+        target = _as_asked(common, dtype)
+        if rule.ours_in_float32:
+            target = torch.promote_types(target, torch.float32)
+        for name, shape in zip(rule.ours, ours, strict=True):
+            specs[name] = TensorSpec(shape=shape, dtype=target)
+        steps.append(
+            _Step(
+                rule=rule,
+                towards="ours",
+                inputs=inputs,
+                outputs=rule.ours,
+                dtype=common,
+                shapes=ours,
+            )
+        )
+    return Plan(specs=specs, _steps=steps, _source=source)
+
+
+def _check_covered(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> None:
+    named = [name for rule in rules for name in rule.ours]
+    if sorted(named) != sorted(shapes):
+        odd = sorted({*named} ^ {*shapes}) or sorted(named)
+        raise CheckpointError(
+            f"The tensor {odd[0]!r} of the model has no counterpart in the other layout, or two."
+        )
+
+
+def _dtype_of(source: Source, names: Sequence[str]) -> torch.dtype:
+    dtypes = [source.dtype(name) for name in names]
+    return common_dtype(dtypes) if dtypes else torch.float32
+
+
+def _as_asked(found: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+    return asked if asked is not None and found.is_floating_point else found
+
+
+def _names_in(source: Source, expected: Collection[str], prefix: str) -> dict[str, str]:
+    """Return the names in the source by their full names, with the prefix if they lack it."""
+    found = source.names()
+    lacks_prefix = not any(name.startswith(prefix) for name in found)
+    full: dict[str, str] = {}
+    for name in found:
+        known = name if name in expected or not lacks_prefix else f"{prefix}{name}"
+        full[known] = name
+    return full
+
+
+def _matching(names: Collection[str], patterns: Sequence[str]) -> list[str]:
+    return [name for name in names if any(re.fullmatch(one, name) for one in patterns)]
+
+
+def _made_again(rules: Sequence[Rule]) -> list[str]:
+    return [name for rule in rules if not rule.ours for name in rule.theirs]
+
+
+def _check_tied(source: Source, names: Mapping[str, str], family: Family, where: str) -> None:
+    """Refuse an output layer that differs from the embedding, though config.json ties them."""
+    if family.embedding not in names:
+        return  # reported as missing
+    head, embedding = names[family.head], names[family.embedding]
+    is_equal = source.shape(head) == source.shape(embedding)
+    if not is_equal or not torch.equal(source.read(head), source.read(embedding)):
+        raise CheckpointError(
+            f"{where}: {head} differs from {embedding}, but config.json has "
+            f"tie_word_embeddings: true. Set it to false if the output layer has its own weights."
+        )
+
+
+def _check_names(
+    source: Source,
+    expected: Mapping[str, Shape],
+    names: Mapping[str, str],
+    *,
+    ignored: Collection[str],
+    where: str,
+) -> None:
+    """Refuse the first tensor of the source that is missing, of another shape, or unexpected.
+
+    `names`: the names in the source, by full name. `ignored`: full names.
+    """
+    missing = [name for name in expected if name not in names]
+    if missing:
+        total = f" (missing in total: {len(missing)})" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{where} has no tensor {missing[0]!r}, which a model of these settings has"
+            f"{total}. Are the settings those of the weights, and are all files there?"
+        )
+    for name, shape in expected.items():
+        found = source.shape(names[name])
+        if found != shape:
+            raise CheckpointError(
+                f"{where}: tensor {names[name]!r} has the shape {list(found)}, but the "
+                f"settings give {list(shape)}. Use the settings with which the weights were made."
+            )
+    odd = [names[name] for name in names if name not in expected and name not in ignored]
+    if odd:
+        total = f" (such tensors in total: {len(odd)})" if len(odd) > 1 else ""
+        raise CheckpointError(
+            f"{where} has the tensor {odd[0]!r}, which a model of these settings does not "
+            f"have{total}. Use the settings with which the weights were made."
+        )

@@ -1,0 +1,143 @@
+"""What a family of Hugging Face models is, and which there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Final, cast
+
+from modelzoo_trainer.conversion.readers import ConfigReader, SettingsReader
+from modelzoo_trainer.conversion.rules import Rule
+from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.models.decoder import Decoder
+from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.registry import model_class
+
+_MODULES: Final = ("llama", "gpt2")
+"""The modules of `families`, in the order in which they are tried for a model without a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models of Hugging Face that one of our decoders computes.
+
+    Attributes:
+        name: The name for `--family`; also the `model_type` of config.json.
+        architecture: The class there, of which `config.json` has the name.
+        model_name: The name of our decoder in a configuration.
+        settings_of: Gives the constructor arguments of our decoder for a config.json; refuses what
+            has no counterpart.
+        config_of: Gives the content of config.json for our settings, without `architectures`,
+            `model_type`, `vocab_size` and `dtype`; refuses what has no counterpart.
+        rules: Gives the rules of all tensors for our settings, except the output layer if it
+            shares the weights of the embedding.
+        base_prefix: What precedes the names of the tensors of the model without its output layer:
+            files of such a model lack it.
+        head: The name of the weight of the output layer there.
+        embedding: The name of the weight of the embedding there.
+        dropped: Patterns of full names of tensors there that follow from the settings.
+    """
+
+    name: str
+    architecture: str
+    model_name: str
+    settings_of: Callable[[ConfigReader], dict[str, Any]]
+    config_of: Callable[[SettingsReader], dict[str, Any]]
+    rules: Callable[[DecoderSettings], Sequence[Rule]]
+    base_prefix: str
+    embedding: str
+    head: str = "lm_head.weight"
+    dropped: tuple[str, ...] = field(default=())
+
+    @property
+    def model_class(self) -> type[Decoder]:
+        """The class of our decoder."""
+        return cast(type[Decoder], model_class(self.model_name))
+
+    def read_config(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the constructor arguments of our decoder for a config.json.
+
+        `where`: the file, for messages.
+
+        Raises:
+            ConfigError: For the first option that has no counterpart.
+        """
+        reader = ConfigReader(config, where, self.name)
+        arguments = self.settings_of(reader)
+        reader.finish()
+        self.model_class.check_arguments(**arguments)
+        return arguments
+
+    def make_config(self, settings: DecoderSettings) -> dict[str, Any]:
+        """Return the content of config.json for our settings, without `dtype`.
+
+        Raises:
+            ConfigError: For the first setting that has no counterpart.
+        """
+        reader = SettingsReader(settings, self.name)
+        if not isinstance(settings, self.model_class.SETTINGS):
+            raise ConfigError(
+                f"Models of the family {self.name} of Hugging Face are decoders of the class "
+                f"{self.model_class.__name__} here, got the settings of another class."
+            )
+        config = self.config_of(reader)
+        reader.take("vocab_size")
+        reader.finish()
+        own = {
+            "architectures": [self.architecture],
+            "model_type": self.name,
+            "vocab_size": settings.vocab_size,
+        }
+        return own | config
+
+
+def families() -> dict[str, Family]:
+    """Return all families by name."""
+    found: dict[str, Family] = {}
+    for module in _MODULES:
+        for family in import_module(f"modelzoo_trainer.conversion.families.{module}").FAMILIES:
+            found[family.name] = family
+    return found
+
+
+def family_named(name: str, *, where: str) -> Family:
+    """Return a family by its name, which is the `model_type` of config.json.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    known = families()
+    if name in known:
+        return known[name]
+    raise ConfigError(
+        f"{where}: model_type {name!r} has no decoder here. {suggest(name, known)} Supported: "
+        f"{', '.join(sorted(known))}. Use such a model as it is, with model.name: hf_causal_lm."
+    )
+
+
+def family_for(settings: DecoderSettings, name: str | None) -> tuple[Family, dict[str, Any]]:
+    """Return the family of our settings, and its config.json.
+
+    Args:
+        settings: Of our decoder.
+        name: The name of the decoder in its configuration; tried first. None = not known.
+
+    Raises:
+        ConfigError: If none fits, with the first setting without counterpart of the one that is
+            tried first.
+    """
+    refusal: ConfigError | None = None
+    for family in _in_order(name):
+        try:
+            return family, family.make_config(settings)
+        except ConfigError as error:
+            refusal = refusal or error
+    tried = ", ".join(families())
+    raise ConfigError(f"{refusal} No other family fits either; tried: {tried}.")
+
+
+def _in_order(name: str | None) -> Iterator[Family]:
+    known = list(families().values())
+    yield from (family for family in known if family.model_name == name)
+    yield from (family for family in known if family.model_name != name)

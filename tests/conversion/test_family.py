@@ -1,0 +1,108 @@
+"""Families refuse what has no counterpart, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modelzoo_trainer.conversion.family import families, family_for, family_named
+from modelzoo_trainer.conversion.readers import SettingsReader
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.gpt2 import Gpt2, Gpt2Settings
+from modelzoo_trainer.models.registry import MODELS
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 10,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+}
+
+
+def read(**options: Any) -> dict[str, Any]:
+    family = family_named("llama", where="config.json")
+    return family.read_config(LLAMA | options, "config.json")
+
+
+def test_families_are_decoders_of_ours() -> None:
+    assert all(family.model_name in MODELS for family in families().values())
+
+
+def test_keys_that_change_nothing_are_accepted() -> None:
+    assert read(torch_dtype="bfloat16", bos_token_id=1, pretraining_tp=2)["rotary_dim"] == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_act": "gelu_new"},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"quantization_config": {"bits": 4}},
+        {"new_kind_of_attention": 3},
+        {"is_encoder_decoder": True},
+    ],
+)
+def test_an_option_without_counterpart_is_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        read(**options)
+
+
+def test_a_missing_and_an_invalid_key_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no hidden_size"):
+        read(hidden_size=None)
+    with pytest.raises(ConfigError, match="hidden_size is '8'; expected an integer"):
+        read(hidden_size="8")
+
+
+def test_older_files_have_the_rotary_positions_in_two_keys() -> None:
+    found = read(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 4})
+    assert (found["rope_theta"], found["pos_scaling_factor"]) == (5e5, 4.0)
+
+
+def test_an_unknown_family_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"'lama'.*Did you mean 'llama'.*gpt2, llama, mistral"):
+        family_named("lama", where="config.json")
+
+
+def settings_of(**arguments: Any) -> Gpt2Settings:
+    sizes = {"hidden_size": 8, "num_heads": 2, "filter_size": 12, "vocab_size": 10}
+    settings = Gpt2.settings_of(**(sizes | arguments))
+    assert isinstance(settings, Gpt2Settings)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"embeddings_scale": 2.0}, "embeddings_scale: 2.0"),
+        ({"norm_type": "rmsnorm"}, "norm_type: rmsnorm"),
+        ({"mup_base_hidden_size": 4, "mup_base_filter_size": 4}, "mup_base_hidden_size: 4"),
+        ({"final_logit_softcapping": 3.0}, "final_logit_softcapping: 3.0"),
+        ({"moe": {"num_experts": 2}}, "moe"),
+        ({"attention_logits_alpha": 2.0}, "attention_logits_alpha: 2.0"),
+        ({"norm_first_sandwich": True}, "norm_first_sandwich: true"),
+    ],
+)
+def test_a_setting_without_counterpart_is_refused_by_name(
+    arguments: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}.*no counterpart.*family gpt2"):
+        family_for(settings_of(**arguments), "gpt2")
+
+
+def test_the_family_of_settings_without_a_name_is_found() -> None:
+    gpt2, config = family_for(settings_of(), None)
+    assert (gpt2.name, config["vocab_size"], config["model_type"]) == ("gpt2", 10, "gpt2")
+    llama = settings_of(**read())
+    assert family_for(llama, None)[0].name == "llama"
+    windowed = settings_of(**read(), attention_sliding_window_length=4)
+    assert family_for(windowed, "llama")[0].name == "mistral"
+
+
+def test_a_family_that_does_not_read_a_setting_is_found_out() -> None:
+    with pytest.raises(RuntimeError, match="does not read"):
+        SettingsReader(settings_of(), "new").finish()
