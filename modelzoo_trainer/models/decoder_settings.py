@@ -65,7 +65,8 @@ class DecoderSettings:
         use_projection_bias_in_attention: Whether queries, keys and values have a bias.
         use_ffn_bias_in_attention: Whether the output projection of attention has a bias.
         filter_size: Hidden width of the feed-forward layers.
-        nonlinearity: Activation of the feed-forward layers.
+        nonlinearity: Activation of the feed-forward layers. `gelu` and `geglu` are exact;
+            `gelu_new` and `geglu_new` are the tanh form, as in published GPT-2 and Gemma 2.
         use_ffn_bias: Whether the feed-forward layers have biases.
         moe: A mixture of experts instead of each feed-forward network; see `MoeParams`.
         moe_params: Another name of `moe`.

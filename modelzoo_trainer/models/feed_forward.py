@@ -47,6 +47,7 @@ Nonlinearity = Literal[
     "linear",
     "swiglu",
     "geglu",
+    "geglu_new",
     "reglu",
     "liglu",
 ]
@@ -92,6 +93,7 @@ GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
     {
         "swiglu": functional.silu,
         "geglu": functional.gelu,
+        "geglu_new": partial(functional.gelu, approximate="tanh"),
         "reglu": functional.relu,
         "liglu": _unchanged,
     }
@@ -106,7 +108,7 @@ def activation_of(nonlinearity: Nonlinearity) -> Callable[[Tensor], Tensor]:
 class FeedForward(nn.Module):
     """Plain or gated feed-forward network; a gated one multiplies by a second projection.
 
-    `nonlinearity`: its name; `swiglu`, `geglu`, `reglu` and `liglu` are gated.
+    `nonlinearity`: its name; `swiglu`, `geglu`, `geglu_new`, `reglu` and `liglu` are gated.
     `inner_dropout_rate`: dropout of the wide states.
     """
 

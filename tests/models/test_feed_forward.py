@@ -56,6 +56,16 @@ def test_relu6_ends_at_six_and_a_linear_gate_multiplies() -> None:
     torch.testing.assert_close(network(states), network.down_proj(wide))
 
 
+@pytest.mark.parametrize(("name", "approximate"), [("geglu", "none"), ("geglu_new", "tanh")])
+def test_a_gate_has_the_exact_gelu_or_its_tanh_form(name: Nonlinearity, approximate: str) -> None:
+    network = FeedForward(4, 16, name, use_bias=False)
+    states = torch.randn(3, 4)
+    assert network.gate_proj is not None
+    gates = functional.gelu(network.gate_proj(states), approximate=approximate)
+    wide = network.up_proj(states) * gates
+    torch.testing.assert_close(network(states), network.down_proj(wide), rtol=0, atol=1e-7)
+
+
 def test_a_norm_without_parameters_only_scales() -> None:
     norm, plain = make_norm("nonparametric-layernorm", 8, 1e-5), torch.nn.LayerNorm(8, eps=1e-5)
     states = torch.randn(3, 8)

@@ -242,6 +242,15 @@ CASES = {
         ROTARY,
         is_offset=True,
     ),
+    "gemma2, tanh gelu": Case(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        GEMMA2 | {"nonlinearity": "geglu_new"},
+        GEMMA2_CONFIG | {"hidden_activation": "gelu_pytorch_tanh"},
+        llama_tensors,
+        ROTARY,
+        is_offset=True,
+    ),
     "gemma2, window first": Case(
         "gemma2",
         "Gemma2ForCausalLM",

@@ -1,0 +1,1 @@
+"""Folders of models in the format of Hugging Face."""
