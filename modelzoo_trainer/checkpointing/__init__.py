@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         point_latest,
         probe,
     )
+    from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
     from modelzoo_trainer.checkpointing.load_save import load, save, verify
     from modelzoo_trainer.checkpointing.manifest import FileRecord, Manifest, read_manifest
     from modelzoo_trainer.checkpointing.shard_writing import CheckpointSavePlanner
@@ -50,6 +51,7 @@ _HOMES = {
         *("CheckpointInfo", "candidates", "clean", "delete", "free_bytes", "list_checkpoints"),
         *("mend_latest", "newest", "point_latest", "probe"),
     ),
+    "lazy_weights": ("LazyWeights", "open_weights"),
     "load_save": ("load", "save", "verify"),
     "manifest": ("FileRecord", "Manifest", "read_manifest"),
     "shard_writing": ("CheckpointSavePlanner",),
@@ -67,6 +69,7 @@ __all__ = [
     "CheckpointTransaction",
     "CheckpointWriter",
     "FileRecord",
+    "LazyWeights",
     "Manifest",
     "candidates",
     "check_savable",
@@ -84,6 +87,7 @@ __all__ = [
     "mend_latest",
     "newest",
     "note_finished",
+    "open_weights",
     "point_latest",
     "probe",
     "read_manifest",

@@ -101,14 +101,14 @@ class CheckedFile:
                 f"damaged"
             )
         self.size = size
-        self._fd = fd
+        self.fd = fd
         self._record = record
         self._digest = xxhash.xxh3_128()
 
     def read(self, num_bytes: int) -> bytes:
         """Return the next bytes; fewer only at the end."""
         found = memoryview(bytearray(min(num_bytes, self.size)))
-        found = found[: disk.read_into(self._fd, found)]
+        found = found[: disk.read_into(self.fd, found)]
         self._digest.update(found)
         return bytes(found)
 
@@ -116,14 +116,14 @@ class CheckedFile:
         """Fill `view` with the next bytes."""
         for begin in range(0, len(view), CHUNK):
             part = view[begin : begin + CHUNK]
-            if disk.read_into(self._fd, part) != len(part):
+            if disk.read_into(self.fd, part) != len(part):
                 raise ValueError(_TOO_SHORT)
             if self._record is not None:
                 self._digest.update(part)
 
     def parallel_read(self, views: Iterable[memoryview]) -> None:
         """Fill `views` with the next bytes, in parallel; see `parallel_read`."""
-        parallel_read(self._fd, views, self._digest.update if self._record is not None else len)
+        parallel_read(self.fd, views, self._digest.update if self._record is not None else len)
 
     def finish(self) -> None:
         """Raise ValueError unless the whole file was read and matches its record."""

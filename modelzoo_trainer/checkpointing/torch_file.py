@@ -35,11 +35,11 @@ _MOST: Final = 5  # names in a message
 _OBJECT: Final = re.compile(r"GLOBAL (\w[\w.]*)")  # in what torch's unpickler raises
 
 
-def read_torch_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file that `torch.save` has written.
+def open_torch_file(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file that `torch.save` has written, mapped into memory.
 
     The file holds a model's `state_dict()`, alone or as `model`, `state_dict` or
-    `model_state_dict` of a mapping. What is returned is a copy in host memory.
+    `model_state_dict` of a mapping. The tensors hang on the file: copy what has to stay.
 
     Args:
         path: The file.
@@ -48,8 +48,8 @@ def read_torch_file(path: Path) -> dict[str, Tensor]:
         CheckpointError: If torch is older than 2.10.0, or the file is damaged, holds other objects
             than tensors and plain values, or no weights.
 
-    Cost: Reads the file twice: to check its CRC-32 sums, and to copy it. Files from before
-        torch 1.6 have no sums; a changed bit goes unnoticed in them.
+    Cost: Reads the file once, to check its CRC-32 sums. Files from before torch 1.6 have no sums (a
+        changed bit goes unnoticed) and are not mapped: their tensors are in host memory.
     """
     _require_fixed(path)
     is_zip = _check_archive(path)
@@ -57,7 +57,7 @@ def read_torch_file(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # noqa: BLE001  # of a dozen types; torch advises to trust the file
         raise _refused(path, error) from None
-    return _copied(_weights_in(content, path))
+    return _weights_in(content, path)
 
 
 def _refused(path: Path, error: Exception) -> CheckpointError:
@@ -155,8 +155,8 @@ def _unsupported(value: Any) -> str | None:
     return "a tensor on the meta device" if value.is_meta else None
 
 
-def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors that do not hang on the file; those that share memory still do."""
+def copied_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors that do not hang on their file; those that share memory still do."""
     storages: dict[tuple[int, int], torch.UntypedStorage] = {}
     copies: dict[str, Tensor] = {}
     for name, tensor in state.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +12,16 @@ from typing import Any, Final
 from torch import Tensor
 
 from modelzoo_trainer.checkpointing import disk
-from modelzoo_trainer.checkpointing.checked_file import checked_json, open_checked, record_of_name
+from modelzoo_trainer.checkpointing.checked_file import checked_json, record_of_name
 from modelzoo_trainer.checkpointing.folder import hidden_name
+from modelzoo_trainer.checkpointing.lazy_weights import (
+    INDEX,
+    PICKLES,
+    SINGLE,
+    is_checkpoint,
+    open_weights,
+)
 from modelzoo_trainer.checkpointing.manifest import (
-    MANIFEST,
     STATE,
     SUFFIX,
     Manifest,
@@ -28,18 +33,9 @@ from modelzoo_trainer.checkpointing.sharded import load_sharded
 from modelzoo_trainer.checkpointing.state_json import Encoder, decode
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of, checked_tensors
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
-from modelzoo_trainer.checkpointing.torch_file import CONVERT, SUFFIXES, read_torch_file
+from modelzoo_trainer.checkpointing.torch_file import SUFFIXES
 from modelzoo_trainer.checkpointing.transaction import write_file
 from modelzoo_trainer.errors import CheckpointError
-
-SINGLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
-_OF_TORCH: Final = "pytorch_model.bin"  # Hugging Face's name for what torch.save has written
-_INDEX_OF_TORCH: Final = "pytorch_model.bin.index.json"
-_SHARD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(safetensors|bin)")
-_MAX_INDEX_BYTES: Final = 1 << 28
-_OF_CHECKPOINTS: Final = (MANIFEST, STATE, SHARDS)
-_PICKLES: Final = (".pkl", ".pickle")
 
 
 def holds_weights(path: Path) -> bool:
@@ -50,18 +46,12 @@ def holds_weights(path: Path) -> bool:
     """
     if not path.is_dir():
         return path.exists()
-    if _is_checkpoint(path):
+    if is_checkpoint(path):
         return False
     return any(
-        entry.name in (SINGLE, INDEX) or entry.suffix.lower() in (*SUFFIXES, *_PICKLES)
+        entry.name in (SINGLE, INDEX) or entry.suffix.lower() in (*SUFFIXES, *PICKLES)
         for entry in path.iterdir()
     )
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint, committed or not."""
-    is_unfinished = folder.name.startswith((".tmp-", ".trash-"))
-    return is_unfinished or any((folder / name).exists() for name in _OF_CHECKPOINTS)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -70,127 +60,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Nothing of a safetensors file is unpickled, and no file stays mapped. Includes names that the
     file's metadata lists as aliases of a tensor (tied weights, as written by
     `safetensors.torch.save_model`). A `.pt`, `.pth`, `.bin` or `.ckpt` file is read by
-    `torch_file.read_torch_file`, with `weights_only=True`.
+    `torch_file.open_torch_file`, with `weights_only=True`. To read one tensor at a time, see
+    `lazy_weights.open_weights`.
 
     Args:
-        path: The file; or a folder with model.safetensors, or with model.safetensors.index.json
-            and the files that it lists; otherwise with pytorch_model.bin or its index.
+        path: As for `lazy_weights.open_weights`.
 
     Raises:
-        CheckpointError: If it is missing, damaged, not a file of weights, one that torch cannot
-            read safely, or an index that refers to files elsewhere or does not match its files.
+        CheckpointError: As `lazy_weights.open_weights`.
 
     Cost: Reads each safetensors file once; there is no digest, so bit errors are not detected.
     """
-    if path.is_dir():
-        return _read_folder(path)
-    if path.suffix.lower() in _PICKLES:
-        raise CheckpointError(
-            f"{str(path)!r} is a pickle, which may run code when loaded. {CONVERT}"
-        )
-    if not path.is_file():
-        problem = "is neither a file nor a folder" if path.exists() else "does not exist"
-        raise CheckpointError(f"{str(path)!r} {problem}.")
-    if path.name.endswith(".index.json"):
-        return _read_shards(path)
-    return _read_one(path)
-
-
-def _read_one(path: Path) -> dict[str, Tensor]:
-    if path.suffix.lower() in SUFFIXES:
-        return read_torch_file(_file_of(path))
-    return _read_file(path)
-
-
-def _read_folder(folder: Path) -> dict[str, Tensor]:
-    if _is_checkpoint(folder):
-        raise CheckpointError(
-            f"{str(folder)!r} is a checkpoint, not a folder of weights. Load it as a checkpoint, "
-            f"or export its weights: modelzoo-trainer checkpoint export {folder} "
-            f"model.safetensors"
-        )
-    if (folder / SINGLE).is_file():
-        return _read_file(folder / SINGLE)
-    if (folder / INDEX).is_file():
-        return _read_shards(folder / INDEX)
-    if (folder / _OF_TORCH).is_file():
-        return _read_one(folder / _OF_TORCH)
-    if (folder / _INDEX_OF_TORCH).is_file():
-        return _read_shards(folder / _INDEX_OF_TORCH)
-    raise CheckpointError(_what_is_there(folder))
-
-
-def _what_is_there(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir())
-    files = [name for name in names if name.lower().endswith((SUFFIX, *SUFFIXES))]
-    hint = f" Pass the path of one of its files: {', '.join(files[:5])}." if files else ""
-    pickles = [name for name in names if name.lower().endswith(_PICKLES)]
-    if pickles and not files:
-        return (
-            f"{str(folder)!r} has only {pickles[0]!r}, a pickle, which may run code when loaded. "
-            f"{CONVERT}"
-        )
-    return f"{str(folder)!r} has neither {SINGLE} nor {INDEX}.{hint}"
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    for header, name, tensor in checked_tensors(_file_of(path), None, lambda name: True):
-        tensors[name] = tensor
-        aliases = header.metadata
-    for alias, name in aliases.items():
-        if name in tensors:
-            tensors.setdefault(alias, tensors[name])
-    return tensors
-
-
-def _file_of(path: Path) -> Path:
-    """Resolve links: Hugging Face's cache has links to its files."""
-    try:
-        return path.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
-
-
-def _read_shards(index: Path) -> dict[str, Tensor]:
-    places = _places(index)
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(places.values())):
-        for name, tensor in _read_one(index.parent / shard).items():
-            if places.get(name, shard) == shard:
-                tensors.setdefault(name, tensor)
-    missing = [name for name, shard in places.items() if name not in tensors]
-    if missing:
-        raise CheckpointError(
-            f"{str(index)!r} lists the tensor {missing[0]!r} in {places[missing[0]]!r}, but that "
-            f"file does not have it (missing in total: {len(missing)}). Download the files again."
-        )
-    return tensors
-
-
-def _places(index: Path) -> dict[str, str]:
-    """Return the file of each tensor."""
-    with open_checked(_file_of(index), None) as file:
-        if file.size > _MAX_INDEX_BYTES:
-            raise ValueError(f"it has {file.size} bytes, an index at most {_MAX_INDEX_BYTES}")
-        places = json.loads(file.read(file.size))["weight_map"]
-        outside = [shard for shard in _values(places) if not _SHARD.fullmatch(shard)]
-        if outside:
-            raise CheckpointError(
-                f"{str(index)!r} lists the file {outside[0]!r}; expected names of .safetensors or "
-                f".bin files in the same folder."
-            )
-        return dict(places)
-
-
-def _values(places: Any) -> Iterator[str]:
-    if not isinstance(places, dict) or not places:
-        raise ValueError("weight_map must be a JSON object that maps tensor names to files")
-    for shard in places.values():
-        if not isinstance(shard, str):
-            raise ValueError(f"weight_map must map tensor names to file names, got {shard!r}")
-        yield shard
+    return open_weights(path).read_all()
 
 
 MODEL: Final = "model"  # the key of the state

@@ -17,7 +17,7 @@ from torch.torch_version import TorchVersion
 
 from modelzoo_trainer import CheckpointError
 from modelzoo_trainer.callbacks import LoadCheckpointStates
-from modelzoo_trainer.checkpointing.torch_file import read_torch_file
+from modelzoo_trainer.checkpointing.torch_file import open_torch_file
 from modelzoo_trainer.checkpointing.weights import holds_weights, read_weights
 from tests.doubles import TinyModel, differing, make_trainer, tiny_batches, weights_of
 
@@ -67,7 +67,7 @@ def test_the_weights_in_the_checkpoint_of_another_trainer_are_found(key) -> None
 def test_what_is_not_loaded_is_named_or_counted(num, said, caplog) -> None:
     caplog.set_level(logging.INFO)
     others = {f"k{idx}": idx for idx in range(num)}
-    assert equal(read_torch_file(saved({"state_dict": STATE, **others})))
+    assert equal(open_torch_file(saved({"state_dict": STATE, **others})))
     assert caplog.messages[0].endswith(said)
 
 
@@ -172,7 +172,7 @@ def test_a_compressed_archive_is_refused() -> None:
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
     with pytest.raises(CheckpointError, match="compressed"):
-        read_torch_file(Path("y.pt"))
+        open_torch_file(Path("y.pt"))
 
 
 def test_folders_in_the_older_layout_of_hugging_face_are_read() -> None:
