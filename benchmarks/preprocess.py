@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from modelzoo_trainer.preprocessing import pipeline
-from modelzoo_trainer.preprocessing.settings import Settings, parse_settings
+from modelzoo_trainer.preprocessing.settings import parse_settings
+from modelzoo_trainer.token_rows.sections import Settings
 
 PROCESSES = 2
 HOOK = "modelzoo_trainer.preprocessing.hooks:text_read_hook"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -13,6 +11,7 @@ from modelzoo_trainer.config.arguments import Schema
 from modelzoo_trainer.config.positions import Lack, Place, Problems
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.foreign_names import CALLBACKS, advice_for
+from modelzoo_trainer.user_modules import import_module
 
 
 def _as_it_is(target: Any) -> Any:
@@ -195,34 +194,6 @@ class Names:
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
     # makes the default loggers
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
-
-
-def import_module(name: str, advice: str = "Name a module: package.module.") -> ModuleType:
-    """Import and return a module.
-
-    `advice`: what to write, if `name` cannot be a module.
-
-    Raises:
-        ConfigError: If there is no such module. Errors inside the module are raised unchanged.
-    """
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"{name!r} is not a valid module name. {advice}")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there; one that it imports is not
-        parent, _, last = error.name.rpartition(".")
-        if parent in sys.modules and hasattr(sys.modules[parent], last):
-            raise ConfigError(f"{error.name!r} is not a module. {advice}") from None
-        if parent and last == "py":
-            raise ConfigError(
-                f"Cannot import {error.name!r}. Write {parent}, without .py."
-            ) from None
-        raise ConfigError(
-            f"Cannot import {error.name!r}. Put it next to the YAML file or in the working "
-            f"directory, or install it."
-        ) from None
 
 
 def import_path(path: str) -> Any:

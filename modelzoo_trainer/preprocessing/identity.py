@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from modelzoo_trainer.preprocessing.journal import digest_of, rows_settings
-from modelzoo_trainer.preprocessing.settings import Settings
-from modelzoo_trainer.preprocessing.tokenizers import Tokenizer
 from modelzoo_trainer.preprocessing.worker import UnitWork
+from modelzoo_trainer.token_rows.sections import Settings
+from modelzoo_trainer.token_rows.tokenizers import Tokenizer
 
 
 def identity_of(settings: Settings, work: UnitWork, inputs: str) -> dict[str, str]:

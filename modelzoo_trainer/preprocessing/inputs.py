@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, reason_of, suggest
-from modelzoo_trainer.preprocessing.settings import Setup
 from modelzoo_trainer.regular_files import require_regular
+from modelzoo_trainer.token_rows.sections import Setup
 
 log = logging.getLogger("modelzoo_trainer.preprocessing")
 
@@ -53,6 +53,11 @@ class Input:
     path: str
     format: Format
     compression: str = ""
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether its lines can be counted where they are on disk."""
+        return self.format not in (Format.PARQUET, Format.DATASET) and not self.compression
 
 
 @dataclass(frozen=True, slots=True)

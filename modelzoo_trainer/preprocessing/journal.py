@@ -22,9 +22,9 @@ import numpy as np
 
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.hdf5_format import INCOMPLETE, PARAMS, SUFFIX
-from modelzoo_trainer.preprocessing.interface import Array, Stats
 from modelzoo_trainer.preprocessing.output import PART, write_bytes, write_text
-from modelzoo_trainer.preprocessing.places import Place
+from modelzoo_trainer.token_rows.interface import Array, Stats
+from modelzoo_trainer.token_rows.places import Place
 
 STATE: Final = "INCOMPLETE.npz"
 _FORMAT: Final = 1  # increase it when the same settings and input give other bytes

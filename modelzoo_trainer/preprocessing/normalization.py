@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.preprocessing.settings import Processing
+from modelzoo_trainer.token_rows.sections import Processing
 
 _SUSPECT: Final = re.compile(r"[^\t\n -~]|&#?[0-9A-Za-z]{1,24};")
 """What ftfy may change: anything but printable ASCII, tab and line feed; HTML entities."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.hdf5_format import COUNT, DATASET, MASK, SUFFIX
-from modelzoo_trainer.preprocessing.interface import Array, Rows
+from modelzoo_trainer.token_rows.interface import Array, Rows
 
 PART: Final = ".part"
 """Ending of a file that is being written."""

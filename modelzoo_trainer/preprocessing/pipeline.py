@@ -17,7 +17,6 @@ from modelzoo_trainer.hdf5_format import DATASET, INCOMPLETE, INPUTS, LABELS, PA
 from modelzoo_trainer.preprocessing import output, summary
 from modelzoo_trainer.preprocessing.identity import identity_of
 from modelzoo_trainer.preprocessing.inputs import Inputs, find_inputs, subsets
-from modelzoo_trainer.preprocessing.interface import Array, Packed, Rows, Stats, Tokens
 from modelzoo_trainer.preprocessing.journal import (
     Journal,
     State,
@@ -26,15 +25,16 @@ from modelzoo_trainer.preprocessing.journal import (
     digest_of,
 )
 from modelzoo_trainer.preprocessing.output import ChunkWriter, Layout
-from modelzoo_trainer.preprocessing.packing import Carry, Packer
 from modelzoo_trainer.preprocessing.pool import Pool
 from modelzoo_trainer.preprocessing.readers import units
-from modelzoo_trainer.preprocessing.settings import Settings, Setup
 from modelzoo_trainer.preprocessing.shuffling import BucketWriter, num_buckets
 from modelzoo_trainer.preprocessing.streams import Stream, Streams
 from modelzoo_trainer.preprocessing.summary import Facts
 from modelzoo_trainer.preprocessing.token_limit import cut
 from modelzoo_trainer.preprocessing.worker import Result, UnitWork
+from modelzoo_trainer.token_rows.interface import Array, Packed, Rows, Stats, Tokens
+from modelzoo_trainer.token_rows.packing import Carry, Packer
+from modelzoo_trainer.token_rows.sections import Settings, Setup
 
 log = logging.getLogger("modelzoo_trainer.preprocessing")
 

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from modelzoo_trainer.preprocessing.readers import Unit
-from modelzoo_trainer.preprocessing.settings import Settings
 from modelzoo_trainer.preprocessing.worker import Failure, Result, UnitWork, serve
+from modelzoo_trainer.token_rows.sections import Settings
 
 log = logging.getLogger("modelzoo_trainer.preprocessing")
 

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.preprocessing.inputs import Format, Input, Inputs
-from modelzoo_trainer.preprocessing.interface import Entry
-from modelzoo_trainer.preprocessing.places import Place
+from modelzoo_trainer.token_rows.interface import Entry
+from modelzoo_trainer.token_rows.places import Place
 
 UNIT_BYTES: Final = 1 << 20
 TEXT_BYTES: Final = 1 << 24

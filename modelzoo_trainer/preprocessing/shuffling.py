@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from modelzoo_trainer.preprocessing.interface import Array, Rows
 from modelzoo_trainer.preprocessing.output import (
     Layout,
     file_name,
@@ -23,6 +22,7 @@ from modelzoo_trainer.preprocessing.output import (
     sync_folder,
     write_rows,
 )
+from modelzoo_trainer.token_rows.interface import Array, Rows
 
 BUCKET_BYTES: Final = 1 << 26
 MAX_BUCKETS: Final = 512

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.preprocessing.interface import Document
-from modelzoo_trainer.preprocessing.settings import Settings
+from modelzoo_trainer.token_rows.interface import Document
+from modelzoo_trainer.token_rows.sections import Settings
 
 _RANGE: Final = 2**64
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.hdf5_format import PARAMS, SUFFIX
-from modelzoo_trainer.preprocessing.interface import Stats
 from modelzoo_trainer.preprocessing.journal import rows_settings
-from modelzoo_trainer.preprocessing.places import Place
-from modelzoo_trainer.preprocessing.settings import Settings
+from modelzoo_trainer.token_rows.interface import Stats
+from modelzoo_trainer.token_rows.places import Place
+from modelzoo_trainer.token_rows.sections import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from modelzoo_trainer.preprocessing.interface import Array, Packed, Rows, Tokens
 from modelzoo_trainer.preprocessing.worker import Result
+from modelzoo_trainer.token_rows.interface import Array, Packed, Rows, Tokens
 
 
 def cut(result: Result, limit: int) -> tuple[Result, int]:

@@ -18,8 +18,12 @@ import numpy as np
 
 from backends.tokenizer_threads import hold_tokenizers_to_one_thread
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.preprocessing.choice import mode_of
 from modelzoo_trainer.preprocessing.hooks import ReadHook, ReadHookError, find_hook
-from modelzoo_trainer.preprocessing.interface import (
+from modelzoo_trainer.preprocessing.normalization import make_normalization
+from modelzoo_trainer.preprocessing.readers import Part, Unit, entries
+from modelzoo_trainer.preprocessing.streams import Streams
+from modelzoo_trainer.token_rows.interface import (
     Document,
     Entry,
     Packed,
@@ -28,12 +32,8 @@ from modelzoo_trainer.preprocessing.interface import (
     Stats,
     Tokens,
 )
-from modelzoo_trainer.preprocessing.modes.choice import mode_of
-from modelzoo_trainer.preprocessing.normalization import make_normalization
-from modelzoo_trainer.preprocessing.readers import Part, Unit, entries
-from modelzoo_trainer.preprocessing.settings import Settings
-from modelzoo_trainer.preprocessing.streams import Streams
-from modelzoo_trainer.preprocessing.tokenizers import tokenizer_of
+from modelzoo_trainer.token_rows.sections import Settings
+from modelzoo_trainer.token_rows.tokenizers import tokenizer_of
 
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")

@@ -24,13 +24,14 @@ from modelzoo_trainer import (
 )
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.names import NameTable, import_module
+from modelzoo_trainer.config.names import NameTable
 from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.data.digits import DigitsProcessor
 from modelzoo_trainer.data.synthetic import SyntheticProcessor
 from modelzoo_trainer.data.text_files import TextFileProcessor
 from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.loggers import ProgressLogger
+from modelzoo_trainer.user_modules import import_module
 from tests.doubles import (
     Crash,
     History,

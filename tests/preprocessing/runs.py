@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelzoo_trainer.preprocessing.pipeline import preprocess
 from modelzoo_trainer.preprocessing.settings import parse_settings
-from tests.preprocessing.toys import byte_tokenizer
+from tests.token_rows.toys import byte_tokenizer
 
 FIRST = 10  # id of the first byte of the toy tokenizer
 EOS = 2

@@ -12,7 +12,7 @@ from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 from modelzoo_trainer.preprocessing import command, pipeline
 from modelzoo_trainer.preprocessing.pool import WorkerError
 from tests.preprocessing.runs import HOOK, write_lines
-from tests.preprocessing.toys import byte_tokenizer
+from tests.token_rows.toys import byte_tokenizer
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.preprocessing.hooks import find_hook
-from modelzoo_trainer.preprocessing.turns import Region, Turn, turns_of
+from modelzoo_trainer.token_rows.turns import Region, Turn, turns_of
 
 PUBLISHED = "cerebras.modelzoo.data_preparation.data_preprocessing.hooks:"
 CHAT = {

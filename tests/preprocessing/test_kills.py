@@ -15,7 +15,7 @@ import pytest
 from modelzoo_trainer.exit_codes import DONE, FAILED
 from modelzoo_trainer.hdf5_format import INCOMPLETE
 from tests.preprocessing.runs import HOOK, tree_digest, write_lines
-from tests.preprocessing.toys import byte_tokenizer
+from tests.token_rows.toys import byte_tokenizer
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from modelzoo_trainer.preprocessing import readers
-from modelzoo_trainer.preprocessing.modes.choice import mode_of
+from modelzoo_trainer.preprocessing.choice import mode_of
 from modelzoo_trainer.preprocessing.pipeline import preprocess
 from modelzoo_trainer.preprocessing.settings import parse_settings
 from tests.preprocessing.runs import rows_of, text_of, tree_digest
-from tests.preprocessing.toys import byte_tokenizer
+from tests.token_rows.toys import byte_tokenizer
 
 HOOKS = "modelzoo_trainer.preprocessing.hooks:"
 TEXT = f"read_hook: '{HOOKS}text_read_hook', read_hook_kwargs: {{text_key: text}}"
@@ -124,7 +124,7 @@ def test_each_mode_writes_its_rows_and_counts(source: Path, name: str) -> None:
 
 
 def mode_features(settings: Any) -> tuple[str, ...]:
-    from modelzoo_trainer.preprocessing.tokenizers import tokenizer_of
+    from modelzoo_trainer.token_rows.tokenizers import tokenizer_of
 
     return mode_of(settings)(settings, tokenizer_of(settings)).features
 

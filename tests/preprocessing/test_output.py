@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from modelzoo_trainer.preprocessing import output
-from modelzoo_trainer.preprocessing.interface import Rows
 from modelzoo_trainer.preprocessing.shuffling import BucketWriter
+from modelzoo_trainer.token_rows.interface import Rows
 
 ROWS = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
 FULL = Path("/dev/full")

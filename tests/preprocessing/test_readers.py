@@ -15,7 +15,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.preprocessing import readers
 from modelzoo_trainer.preprocessing.inputs import find_inputs
 from modelzoo_trainer.preprocessing.readers import entries, units
-from modelzoo_trainer.preprocessing.settings import Setup
+from modelzoo_trainer.token_rows.sections import Setup
 from tests.preprocessing.runs import write_lines
 
 TEXTS = [f"text {number} " + "x" * (number % 7) for number in range(40)]

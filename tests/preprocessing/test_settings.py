@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.preprocessing.settings import Settings, parse_settings
+from modelzoo_trainer.preprocessing.settings import parse_settings
+from modelzoo_trainer.token_rows.sections import Settings
 
 SMALLEST = "setup: {mode: pretraining}\n"
 

@@ -10,7 +10,7 @@ import pytest
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.preprocessing.pipeline import preprocess
 from modelzoo_trainer.preprocessing.settings import parse_settings
-from tests.preprocessing.toys import word_tokenizer
+from tests.token_rows.toys import word_tokenizer
 
 TEXT = "text_read_hook', read_hook_kwargs: {text_key: text}"
 PAIR = "prompt_completion_text_read_hook', read_hook_kwargs: {prompt_key: a, completion_key: b}"

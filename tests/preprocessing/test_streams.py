@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.preprocessing.interface import Document
 from modelzoo_trainer.preprocessing.settings import parse_settings
 from modelzoo_trainer.preprocessing.streams import Streams
+from modelzoo_trainer.token_rows.interface import Document
 
 SPLITS = "data_splits: {train: {split_fraction: 0.7}, val: {split_fraction: 0.2}, test: {%s}}"
 

@@ -1,0 +1,1 @@
+"""Rows of tokens from documents: tokenizers, chat templates, and the modes of preprocessing."""

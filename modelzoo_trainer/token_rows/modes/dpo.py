@@ -1,0 +1,118 @@
+"""Mode `dpo`: a prompt with a chosen and a rejected answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import numpy as np
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import DATASET, DPO_FEATURES
+from modelzoo_trainer.token_rows.interface import Array, Document, Rows, Stats
+from modelzoo_trainer.token_rows.modes.sequences import (
+    Piece,
+    Place,
+    Tokenized,
+    document_turns,
+    naming,
+    text_of,
+    tokenize,
+)
+from modelzoo_trainer.token_rows.modes.special_ids import require_pad
+from modelzoo_trainer.token_rows.sections import Settings
+from modelzoo_trainer.token_rows.tokenizers import Tokenizer
+
+_PARTS: Final = ("prompt", "chosen", "rejected")
+_ANSWER: Final = 1  # index of the turn
+
+
+class DpoMode:
+    """Two sequences in each row: the prompt with either answer, in the chat template.
+
+    All that follows the prompt counts in the loss, up to the end that the template writes.
+
+    Args:
+        settings: Those of the run.
+        tokenizer: Of the run.
+
+    Raises:
+        ConfigError: If the tokenizer has no token for padding, or the template is invalid.
+    """
+
+    uses: ClassVar[frozenset[str]] = frozenset({"chat_template", "max_prompt_length"})
+    features = DPO_FEATURES
+    is_packed = False
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pad = require_pad(tokenizer)
+        self._template = tokenizer.chat_template(settings.dataset.chat_template)
+        self._max_prompt_length = settings.dataset.max_prompt_length
+
+    def encode(self, documents: Sequence[Document], length: int, stats: Stats) -> Rows:
+        """Return the rows of documents; see `Mode`."""
+        pieces = [(document, self._pieces(document, stats)) for document in documents]
+        usable = [(document, pair) for document, pair in pieces if pair is not None]
+        tokens = iter(tokenize([piece for _, pair in usable for piece in pair], self._tokenizer))
+        rows, lengths = [], []
+        for document, _ in usable:
+            row = self._row(document, (next(tokens), next(tokens)), length, stats)
+            if row is not None:
+                rows.append(row[0])
+                lengths.append(row[1])
+        data = np.stack(rows) if rows else np.empty((0, len(self.features), length), np.int32)
+        return Rows({DATASET: data}, np.array(lengths, np.int64))
+
+    def _pieces(self, document: Document, stats: Stats) -> tuple[Piece, Piece] | None:
+        texts: dict[str, str] = {}
+        for turn in document_turns(document):
+            content = "".join(text_of(region, document) for region in turn.regions)
+            texts[turn.role] = texts.get(turn.role, "") + content
+        if set(texts) != set(_PARTS):
+            raise ConfigError(
+                f"{document.where}: dpo needs the turns {', '.join(_PARTS)}; got "
+                f"{', '.join(sorted(texts)) or 'none'}. Use dpo_read_hook."
+            )
+        if not all(text.strip() for text in texts.values()):
+            stats.skip(document, "empty")
+            return None
+        with naming(document):
+            chosen, rejected = (self._piece(texts["prompt"], texts[name]) for name in _PARTS[1:])
+        if chosen is None or rejected is None:
+            stats.skip(document, "the chat template omits a message")
+            return None
+        return chosen, rejected
+
+    def _piece(self, prompt: str, answer: str) -> Piece | None:
+        found = self._template.locate([("user", [prompt]), ("assistant", [answer])])
+        if found is None:
+            return None
+        text, spans = found
+        return Piece(text, [Place(spans[-1].start, len(text), _ANSWER, 1)])
+
+    def _row(
+        self, document: Document, pair: tuple[Tokenized, Tokenized], length: int, stats: Stats
+    ) -> tuple[Array, int] | None:
+        """Return the six rows of a document, and the tokens in them."""
+        prompts = [int(np.argmax(tokens.owners == _ANSWER)) for tokens in pair]
+        dropped = 0
+        if max(len(tokens.ids) for tokens in pair) > length:
+            dropped = max(0, max(prompts) - self._max_prompt_length)
+            stats.documents_truncated += 1
+        if max(prompts) - dropped >= length:
+            stats.skip(document, "too long")
+            stats.documents_truncated -= 1
+            return None
+        row = np.zeros((len(self.features), length), np.int32)
+        row[[0, 2, 3, 5]] = self._pad
+        total = 0
+        for start, tokens, prompt in zip((0, 3), pair, prompts, strict=True):
+            ids = tokens.ids[min(dropped, prompt) :][:length]
+            first = max(prompt - dropped, 1) - 1  # predicts the first token of the answer
+            last = len(ids) - 1
+            row[start, : len(ids)] = ids
+            row[start + 1, first:last] = 1
+            row[start + 2, first:last] = ids[first + 1 :]
+            total += len(ids)
+        return row, total

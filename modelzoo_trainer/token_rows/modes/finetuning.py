@@ -1,0 +1,215 @@
+"""Mode `finetuning`: prompts with completions, and chats, of which only the answers are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import FEATURES, VSL_FEATURES
+from modelzoo_trainer.token_rows.interface import Array, Document, Rows, Stats
+from modelzoo_trainer.token_rows.modes.packing import (
+    Weighted,
+    packed_rows,
+    single_rows,
+)
+from modelzoo_trainer.token_rows.modes.sequences import (
+    NO_TURN,
+    Piece,
+    Place,
+    RegionRules,
+    Tokenized,
+    document_turns,
+    naming,
+    text_of,
+    tokenize,
+)
+from modelzoo_trainer.token_rows.modes.special_ids import require_eos, require_pad
+from modelzoo_trainer.token_rows.modes.truncation import Truncation
+from modelzoo_trainer.token_rows.sections import Settings
+from modelzoo_trainer.token_rows.tokenizers import Tokenizer
+from modelzoo_trainer.token_rows.turns import Region, Turn
+
+_SEPARATOR: Final = "<|sep|>"
+_CHAT: Final = frozenset({"system", "user", "assistant"})
+_TEXT: Final = frozenset({"prompt", "context", "completion"})
+_ANSWERS: Final = frozenset({"completion", "assistant"})
+
+
+class _Parts(NamedTuple):
+    """A document before its tokens."""
+
+    document: Document
+    turns: list[Turn]
+    pieces: list[Piece]
+    is_chat: bool
+
+
+class FinetuningMode:
+    """Rows of one document each, or of several with `use_vsl`.
+
+    Prompt and completion: BOS, prompt, separator, completion, EOS. A chat: as the template writes
+    it. The tokens of completions and of the assistant count in the loss, with the token that ends
+    them.
+
+    Args:
+        settings: Those of the run.
+        tokenizer: Has an EOS token.
+
+    Raises:
+        ConfigError: If the tokenizer has no EOS token, or a setting is invalid.
+    """
+
+    uses: ClassVar[frozenset[str]] = RegionRules.uses | {
+        "use_vsl",
+        "sep_token",
+        "chat_template",
+        "truncate_to_msl",
+        "end_of_turn_token",
+        "min_sequence_len",
+    }
+    is_packed = False
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+        dataset, processing = settings.dataset, settings.processing
+        self._tokenizer = tokenizer
+        self._eos, self._pad = require_eos(tokenizer), require_pad(tokenizer)
+        self._rules = RegionRules(settings, _ANSWERS)
+        separator = dataset.sep_token
+        self._separator = (
+            tokenizer.tokens.get("sep_token", _SEPARATOR) if separator is None else separator
+        )
+        self._template = tokenizer.chat_template(dataset.chat_template)
+        self._end_of_turn = [processing.end_of_turn_token, tokenizer.decode([self._eos])]
+        self._truncation = Truncation.of(dataset.truncate_to_msl)
+        self._shortest = processing.min_sequence_len
+        self._is_vsl = dataset.use_vsl
+        self.features = VSL_FEATURES if self._is_vsl else FEATURES
+        self._before = np.array(tokenizer.around()[0], np.int32)
+
+    def encode(self, documents: Sequence[Document], length: int, stats: Stats) -> Rows:
+        """Return the rows of documents; see `Mode`."""
+        parts = [one for document in documents if (one := self._parts(document, stats))]
+        tokens = iter(tokenize([piece for one in parts for piece in one.pieces], self._tokenizer))
+        sequences = []
+        for one in parts:
+            joined = self._joined(one, [next(tokens) for _ in one.pieces])
+            if (fitting := self._fitting(one, joined, length, stats)) is not None:
+                sequences.append(fitting)
+        if self._is_vsl:
+            stats.sequences += len(sequences)
+            return packed_rows(sequences, length, self._pad)
+        return single_rows(sequences, length, self._pad)
+
+    def _parts(self, document: Document, stats: Stats) -> _Parts | None:
+        turns = list(document_turns(document))
+        roles = {turn.role for turn in turns}
+        if not (roles <= _CHAT or roles <= _TEXT):
+            raise ConfigError(
+                f"{document.where}: finetuning needs turns of the roles prompt "
+                f"and completion, or system, user and assistant; got {sorted(roles)}. Choose "
+                "another read hook, or setup.mode: pretraining."
+            )
+        texts = [[text_of(region, document) for region in self._rules.kept(turn)] for turn in turns]
+        if not any(texts) or any(regions and not "".join(regions).strip() for regions in texts):
+            stats.skip(document, "empty")
+            return None
+        is_chat = roles <= _CHAT
+        with naming(document):
+            pieces = self._chat(turns, texts) if is_chat else self._pairs(turns, texts)
+        if pieces is None:
+            stats.skip(document, "the chat template omits a message")
+            return None
+        return _Parts(document, turns, pieces, is_chat)
+
+    def _pairs(self, turns: list[Turn], texts: list[list[str]]) -> list[Piece]:
+        """Return a piece for each prompt with its completion."""
+        pieces: list[Piece] = []
+        for index, (turn, regions) in enumerate(zip(turns, texts, strict=True)):
+            is_completion = turn.role == "completion"
+            begins = not pieces or (not is_completion and turns[index - 1].role == "completion")
+            text, places = ("", []) if begins else pieces.pop()
+            text += self._separator if is_completion and text else ""
+            for region, content in zip(self._rules.kept(turn), regions, strict=True):
+                places.append(self._place(len(text), content, index, turn, region))
+                text += content
+            pieces.append(Piece(text, places))
+        return pieces
+
+    def _chat(self, turns: list[Turn], texts: list[list[str]]) -> list[Piece] | None:
+        found = self._template.locate(
+            [(turn.role, regions) for turn, regions in zip(turns, texts, strict=True)]
+        )
+        if found is None:
+            return None
+        text, spans = found
+        places = []
+        for span in spans:
+            turn = turns[span.turn]
+            region = self._rules.kept(turn)[span.region]
+            is_last = span.region == len(texts[span.turn]) - 1
+            stop = span.stop + (self._end_length(text, span.stop) if is_last else 0)
+            weight = self._rules.weight(turn.role, region)
+            places.append(Place(span.start, stop, span.turn, weight))
+        return [Piece(text, places)]
+
+    def _end_length(self, text: str, stop: int) -> int:
+        """Return the length of the token that ends a turn, where it follows directly."""
+        ends = [len(end) for end in self._end_of_turn if end and text.startswith(end, stop)]
+        return max(ends, default=0)
+
+    def _place(self, start: int, content: str, index: int, turn: Turn, region: Region) -> Place:
+        return Place(start, start + len(content), index, self._rules.weight(turn.role, region))
+
+    def _joined(self, parts: _Parts, pieces: list[Tokenized]) -> Tokenized:
+        if parts.is_chat:
+            return self._with_ends_of_turns(parts, pieces[0])
+        before = len(self._before)
+        found = [Tokenized(self._before, *_constant(before, 0, NO_TURN))]
+        for piece in pieces:
+            weight, owner = piece.weights[-1:], piece.owners[-1:]  # as the text that it ends
+            found += [piece, Tokenized(np.array([self._eos], np.int32), weight, owner)]
+        return Tokenized(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+
+    def _with_ends_of_turns(self, parts: _Parts, tokens: Tokenized) -> Tokenized:
+        """Return the tokens of a chat, where each turn has at least one token that ends it."""
+        [piece] = parts.pieces
+        last_places = {place.turn: place for place in piece.places}
+        weights, owners = tokens.weights.copy(), tokens.owners.copy()
+        for turn, place in last_places.items():
+            if any(end and piece.text.endswith(end, 0, place.stop) for end in self._end_of_turn):
+                continue
+            after = np.flatnonzero(tokens.owners == turn)[-1:] + 1
+            if after.size and after[0] < len(owners) and owners[after[0]] == NO_TURN:
+                owners[after], weights[after] = turn, place.weight
+        return Tokenized(tokens.ids, weights, owners)
+
+    def _fitting(
+        self, parts: _Parts, tokens: Tokenized, length: int, stats: Stats
+    ) -> Weighted | None:
+        """Return the sequence of a document, truncated if it must be; None if it is skipped."""
+        kept = np.arange(len(tokens.ids))
+        if len(kept) > length:
+            is_answer = [turn.role in _ANSWERS for turn in parts.turns]
+            kept = self._truncation.kept(tokens.owners, is_answer, length)
+        why = _unusable(tokens.weights[kept], len(tokens.ids), self._shortest)
+        if why is not None:
+            stats.skip(parts.document, why)
+            return None
+        stats.documents_truncated += len(kept) < len(tokens.ids)
+        return Weighted(tokens.ids[kept], tokens.weights[kept])
+
+
+def _unusable(weights: Array, size: int, shortest: int) -> str | None:
+    """Return why no row is made of a sequence of `size` tokens, of which these weights are kept."""
+    if size < max(2, shortest):
+        return "too short"
+    if len(weights) == 0:
+        return "too long"
+    return None if weights[1:].any() else "no token counts in the loss"
+
+
+def _constant(size: int, *values: int) -> list[Array]:
+    return [np.full(size, value, np.int32) for value in values]

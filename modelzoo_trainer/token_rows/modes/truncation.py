@@ -1,0 +1,74 @@
+"""Which tokens of a document that is too long are kept: `dataset.truncate_to_msl`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.token_rows.interface import Array
+
+_KEYS: Final = ("prompt_truncation_mode", "max_turn_length")
+_MODES: Final = ("keep_start", "keep_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Cut prompts, longest first, to `max_turn_length`, then answers from their end.
+
+    A document that still does not fit is skipped.
+    """
+
+    is_on: bool = False
+    keeps_end: bool = True
+    """Whether a prompt loses its start instead of its end."""
+    max_turn_length: int | None = None
+    """Tokens that a cut prompt keeps; None = those of a row."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> Truncation:
+        """Return the truncation of the settings; None = none, so that long documents are skipped.
+
+        Raises:
+            ConfigError: If a key or value is invalid.
+        """
+        if given is None:
+            return cls()
+        where = "dataset.truncate_to_msl"
+        for key in given:
+            if key not in _KEYS:
+                raise ConfigError(f"{where}.{key}: no such setting. {suggest(str(key), _KEYS)}")
+        mode, longest = given.get(_KEYS[0], "keep_end"), given.get(_KEYS[1])
+        if mode not in _MODES:
+            raise ConfigError(f"{where}.{_KEYS[0]}: {mode!r} is not one of {', '.join(_MODES)}.")
+        if longest is not None and (type(longest) is not int or longest < 1):
+            raise ConfigError(f"{where}.{_KEYS[1]}: an integer > 0 is expected, got {longest!r}.")
+        return cls(True, mode == "keep_end", longest)
+
+    def kept(self, owners: Array, is_answer: Sequence[bool], length: int) -> Array:
+        """Return the indices of the tokens that are kept; none if the document is to be skipped.
+
+        Args:
+            owners: Index of the turn of each token; negative = of none, which is always kept.
+            is_answer: Of each turn, whether it is an answer, not a prompt.
+            length: Tokens to keep, fewer than there are.
+
+        Shapes:
+            owners: (n,). Returns: (`length`,) int64, or (0,).
+        """
+        keep = np.ones(len(owners), bool)
+        excess = len(owners) - length
+        tokens = {turn: np.flatnonzero(owners == turn) for turn in range(len(is_answer))}
+        longest = length if self.max_turn_length is None else self.max_turn_length
+        order = sorted(tokens, key=lambda turn: (is_answer[turn], -len(tokens[turn]), turn))
+        for turn in order if self.is_on else ():
+            own = tokens[turn]
+            spare = len(own) if is_answer[turn] else max(0, len(own) - longest)
+            cut = min(excess, spare)
+            from_start = self.keeps_end and not is_answer[turn]
+            keep[own[:cut] if from_start else own[len(own) - cut :]] = False
+            excess -= cut
+        return np.flatnonzero(keep) if excess == 0 else np.empty(0, np.int64)
