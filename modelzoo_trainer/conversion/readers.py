@@ -227,6 +227,17 @@ class SettingsReader:
         if self.scores_scale() != self.settings.head_dim**-0.5:
             self.refuse(self._changed(_OF_SCORES) or "mup_base_hidden_size")
 
+    def expect_plain_or_unscaled_scores(self) -> bool:
+        """Return whether scores are divided by the root of the head dimension, or not at all.
+
+        Raises:
+            ConfigError: For another scale.
+        """
+        is_scaled = self.scores_scale() != 1 or self.settings.head_dim == 1
+        if is_scaled:
+            self.expect_plain_scores()
+        return is_scaled
+
     def expect_plain_logits(self) -> None:
         """Refuse a factor on the logits."""
         names = ("output_logits_scale", "output_logits_alpha", "scale_output_logits_by_d")
