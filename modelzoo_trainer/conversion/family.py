@@ -14,7 +14,7 @@ from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.registry import model_class
 
-_MODULES: Final = ("llama", "gpt2")
+_MODULES: Final = ("llama", "mixtral", "gemma2", "gpt2")
 """The modules of `families`, in the order in which they are tried for a model without a name."""
 
 
