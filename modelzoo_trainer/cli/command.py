@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from modelzoo_trainer.cli import inspecting
+from modelzoo_trainer.cli import converting, inspecting
 from modelzoo_trainer.cli.distributed_run import (
     Report,
     end_with_launcher,
@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
     if words[:1] == ["checkpoint"]:
         from modelzoo_trainer.checkpointing.commands import main as run_checkpoint_command
 
-        return run_checkpoint_command(words[1:], prog=f"{PROG} checkpoint")
+        return run_checkpoint_command(
+            words[1:], prog=f"{PROG} checkpoint", extend=converting.add_command
+        )
     apart = _APART.get(words[0]) if words else None
     if apart is not None:
         return apart(words[1:])

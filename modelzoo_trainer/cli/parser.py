@@ -25,7 +25,7 @@ _SUMMARIES: Final = {
     "check": "check a file and list what would run; builds and writes nothing",
     "plan": "estimate memory, communication and FLOPs of training, without devices or data",
     "schema": "print the JSON Schema of the files, for editors",
-    "checkpoint": "list, show, verify, compare, export or delete checkpoints",
+    "checkpoint": "list, show, verify, compare, export, convert or delete checkpoints",
     "config": "convert configurations of llm-foundry to the format of this package",
     "report": "write an HTML report with the curves of one or several runs",
     "data_preprocess": "convert text or datasets to HDF5 rows of tokens",
