@@ -14,7 +14,7 @@ from modelzoo_trainer.cli.converting import add_command
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.options import OPTIONS
 
-CHECKPOINT = tuple(checkpoint_commands._EXAMPLES)
+CHECKPOINT = (*checkpoint_commands._EXAMPLES, "convert")
 RUNS = tuple(dict.fromkeys(MODES.values()))
 PARSED = (*RUNS, "check", "plan", "schema")
 ALL = ("", *PARSED, "checkpoint", *(f"checkpoint {name}" for name in CHECKPOINT))
