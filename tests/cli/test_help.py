@@ -15,7 +15,7 @@ from modelzoo_trainer.config.foreign.command import parser as config_parser
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.options import OPTIONS
 
-CHECKPOINT = tuple(checkpoint_commands._EXAMPLES)
+CHECKPOINT = (*checkpoint_commands._EXAMPLES, "convert")
 RUNS = tuple(dict.fromkeys(MODES.values()))
 PARSED = (*RUNS, "check", "plan", "schema")
 ALL = (
