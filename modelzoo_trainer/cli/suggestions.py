@@ -55,6 +55,7 @@ _COMMANDS: Final = {
     "eval": "validate",
     "evaluate": "validate",
     "eval_all": "validate_all",
+    "config": "check",
     "ckpt": "checkpoint",
     "checkpoints": "checkpoint",
 }

@@ -241,8 +241,8 @@ def test_a_wrong_key_or_value_is_refused_at_its_line(kind, text, right, wrong, m
 
 
 def test_any_key_passes_in_an_open_class_and_known_ones_are_checked():
-    given = read_text("eeh_args: {tasks: x}\nnum_workers: 0\nflags: none\n", "p.yaml")
-    found = problems_of("callback", Place.root(given), "EleutherEvalHarness")
+    given = read_text("bigcode_args: {tasks: x}\nnum_workers: 0\nflags: none\n", "p.yaml")
+    found = problems_of("callback", Place.root(given), "BigCodeEvalHarness")
     assert found == ["p.yaml:3:8: flags: expected a mapping or null, got 'none'."]
 
 

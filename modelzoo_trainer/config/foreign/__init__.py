@@ -1,1 +1,0 @@
-"""Convert configurations of other training libraries: llm-foundry, torchtune."""

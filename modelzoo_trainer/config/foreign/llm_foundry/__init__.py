@@ -1,1 +1,0 @@
-"""Convert the training files of llm-foundry (https://github.com/mosaicml/llm-foundry)."""
