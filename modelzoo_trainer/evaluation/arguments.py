@@ -125,8 +125,8 @@ class HarnessArguments:
         found = []
         if self.trust_remote_code:
             found.append(
-                "eeh_args.trust_remote_code: no effect; the library datasets does not run code of "
-                "data sets."
+                "eeh_args.trust_remote_code: no effect; the library datasets runs no code of "
+                "datasets."
             )
         unused = [name for name in ("top_k", "top_p") if getattr(self, name) is not None]
         if unused and self.temperature is None:
