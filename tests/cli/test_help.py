@@ -16,7 +16,7 @@ from modelzoo_trainer.config.options import OPTIONS
 
 CHECKPOINT = (*checkpoint_commands._EXAMPLES, "convert")
 RUNS = tuple(dict.fromkeys(MODES.values()))
-PARSED = (*RUNS, "check", "plan", "schema")
+PARSED = (*RUNS, "lm_eval", "check", "plan", "schema")
 ALL = ("", *PARSED, "checkpoint", *(f"checkpoint {name}" for name in CHECKPOINT))
 
 
