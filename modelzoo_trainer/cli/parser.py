@@ -29,10 +29,11 @@ _SUMMARIES: Final = {
     "plan": "estimate memory, communication and FLOPs of training, without devices or data",
     "schema": "print the JSON Schema of the files, for editors",
     "checkpoint": "list, show, verify, compare, export, convert or delete checkpoints",
+    "config": "convert configurations of llm-foundry to the format of this package",
     "report": "write an HTML report with the curves of one or several runs",
     "data_preprocess": "convert text or datasets to HDF5 rows of tokens",
 }
-_OTHERS: Final = ("check", "plan", "schema", "checkpoint", "report", "data_preprocess")
+_OTHERS: Final = ("check", "plan", "schema", "checkpoint", "config", "report", "data_preprocess")
 COMMANDS: Final = (*_RUNS, *_OTHERS)
 """All sub-commands, in the order of the help."""
 
@@ -43,6 +44,7 @@ _EXAMPLES: Final = {
         "validate params.yaml --checkpoint_path runs/a/checkpoint_500",
         "check params.yaml",
         "checkpoint list runs/a",
+        "config convert theirs.yaml -o params.yaml",
         "report runs/a runs/b -o report.html",
     ),
     "fit": (
