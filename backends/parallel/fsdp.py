@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import Module, Parameter
 
 from ..blocks import find_blocks
@@ -185,7 +187,47 @@ def own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def distribute(tensor: Tensor, like: DTensor) -> DTensor:
-    """Shard a tensor that every rank has in full like another one."""
+class Unread(Protocol):
+    """A tensor of a file whose values are read later."""
+
+    def read(self) -> Tensor:
+        """Return the values."""
+        ...
+
+    def read_rows(self, start: int, stop: int, /) -> Tensor:
+        """Return some of the rows, reading no more than these."""
+        ...
+
+    def converted(self, convert: Callable[[Any], Tensor], /) -> Tensor:
+        """Return the tensor whose values will be `convert(self)`."""
+        ...
+
+
+def distribute(tensor: Tensor, like: DTensor) -> Tensor:
+    """Shard a tensor that every rank has, or can read, in full like another one.
+
+    One that is still to be read stays so, see `Unread`: of a tensor that is sharded by its rows,
+    each rank will read its own.
+    """
+    if hasattr(tensor, "read_rows"):
+        unread: Unread = cast(Any, tensor)
+        return unread.converted(partial(_read_part, like=like))
     on_device = tensor.to(like.device)
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _read_part(unread: Unread, like: DTensor) -> Tensor:
+    split = [place for place in like.placements if not place.is_replicate()]
+    if len(split) != 1 or type(split[0]) is not Shard or split[0].dim != 0:
+        return distribute(unread.read(), like)
+    (num, *_), (start, *_) = compute_local_shape_and_global_offset(
+        like.shape, like.device_mesh, like.placements
+    )
+    return DTensor.from_local(
+        unread.read_rows(start, start + num).to(like.device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

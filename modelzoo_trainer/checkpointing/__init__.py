@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         point_latest,
         probe,
     )
+    from modelzoo_trainer.checkpointing.lazy_tensors import LazyTensor, lazy_state
     from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
     from modelzoo_trainer.checkpointing.load_save import load, save, verify
     from modelzoo_trainer.checkpointing.manifest import FileRecord, Manifest, read_manifest
@@ -51,6 +52,7 @@ _HOMES = {
         *("CheckpointInfo", "candidates", "clean", "delete", "free_bytes", "list_checkpoints"),
         *("mend_latest", "newest", "point_latest", "probe"),
     ),
+    "lazy_tensors": ("LazyTensor", "lazy_state"),
     "lazy_weights": ("LazyWeights", "open_weights"),
     "load_save": ("load", "save", "verify"),
     "manifest": ("FileRecord", "Manifest", "read_manifest"),
@@ -69,6 +71,7 @@ __all__ = [
     "CheckpointTransaction",
     "CheckpointWriter",
     "FileRecord",
+    "LazyTensor",
     "LazyWeights",
     "Manifest",
     "candidates",
@@ -80,6 +83,7 @@ __all__ = [
     "free_bytes",
     "holds_weights",
     "is_finished",
+    "lazy_state",
     "list_checkpoints",
     "load",
     "load_into",

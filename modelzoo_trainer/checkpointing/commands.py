@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from modelzoo_trainer.checkpointing.folder import LATEST
 from modelzoo_trainer.checkpointing.overview import (
@@ -44,20 +44,30 @@ exit codes:
 """
 
 
+Run: TypeAlias = Callable[[argparse.Namespace], int]
+Extend: TypeAlias = Callable[
+    [Callable[[str, Run, str, Sequence[str]], argparse.ArgumentParser]], None
+]
+
+
 class _WrongUse(Exception):
     """The command is invalid."""
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = _PROG) -> int:
+def main(
+    argv: Sequence[str] | None = None, *, prog: str = _PROG, extend: Extend | None = None
+) -> int:
     """Run a command and return the exit code.
 
     Args:
         argv: The words after the program's name; None = those of this process.
         prog: The program's name in help and messages.
+        extend: Adds further commands, given a function that makes the parser of one from its name,
+            what runs it, its summary and its examples.
     """
     try:
-        options = _parser(prog).parse_args(argv)
-        run: Callable[[argparse.Namespace], int] = options.run
+        options = _parser(prog, extend).parse_args(argv)
+        run: Run = options.run
         return run(options)
     except _WrongUse as error:
         _complain([str(error)])
@@ -75,22 +85,23 @@ def main(argv: Sequence[str] | None = None, *, prog: str = _PROG) -> int:
         return INTERRUPTED
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
+def _parser(prog: str, extend: Extend | None) -> argparse.ArgumentParser:
+    more = "export, convert" if extend is not None else "export"
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="List, show, verify, compare, export and delete checkpoints.",
+        description=f"List, show, verify, compare, {more} and delete checkpoints.",
         epilog=_epilog(prog, [example for examples in _EXAMPLES.values() for example in examples]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> _Parser:
+    def add(name: str, run: Run, text: str, examples: Sequence[str] = ()) -> _Parser:
         command = commands.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            epilog=_epilog(prog, _EXAMPLES[name]),
+            epilog=_epilog(prog, examples or _EXAMPLES[name]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -125,6 +136,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     command.add_argument(
         "--yes", action="store_true", help="delete even if no intact checkpoint is left"
     )
+    if extend is not None:
+        extend(add)
     return parser
 
 

@@ -156,7 +156,7 @@ def verify(path: Path) -> list[str]:
     problems = listing_problems(path, manifest)
     for name, record in sorted(manifest.files.items()):
         if not problems or _has_its_size(path / name, record):
-            problems += _problems(path / name, record)
+            problems += problems_of_file(path / name, record)
     return problems
 
 
@@ -164,7 +164,8 @@ def _has_its_size(file: Path, record: FileRecord) -> bool:
     return file.is_file() and file.lstat().st_size == record.size_bytes
 
 
-def _problems(path: Path, record: FileRecord) -> list[str]:
+def problems_of_file(path: Path, record: FileRecord) -> list[str]:
+    """Return the problems of a file of a checkpoint; empty if it matches its record."""
     try:
         with open_checked(path, record) as file:
             file.parallel_read(_views(file.size))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.conversion.family import Family
-from modelzoo_trainer.conversion.rules import Rule, Shape, TensorSpec, common_dtype
+from modelzoo_trainer.conversion.rules import Copy, Rule, Shape, TensorSpec, common_dtype
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.models.decoder import Decoder
 
@@ -53,12 +53,29 @@ def shapes_of(cls: type[Decoder], arguments: Mapping[str, Any]) -> dict[str, Sha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The tensors of the target: what they are, and how they are made."""
+class _Step:
+    rule: Rule
+    towards: Literal["ours", "theirs"]
+    inputs: tuple[str, ...]  # names in the source
+    outputs: tuple[str, ...]
+    dtype: torch.dtype  # in which the inputs are read
+    shapes: tuple[Shape, ...]  # of ours
 
-    specs: Mapping[str, TensorSpec]
-    _steps: Sequence[_Step]
-    _source: Source
+
+class Plan:
+    """The tensors of the target: what they are, and how they are made; a `Source` itself.
+
+    Attributes:
+        specs: The tensors by name, in the order in which they are made.
+    """
+
+    def __init__(
+        self, specs: Mapping[str, TensorSpec], steps: Sequence[_Step], source: Source
+    ) -> None:
+        self.specs = specs
+        self._steps = steps
+        self._source = source
+        self._step_of = {name: step for step in steps for name in step.outputs}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Make the tensors one at a time, in the order of `specs`.
@@ -69,15 +86,28 @@ class Plan:
         for step in self._steps:
             yield from _made(step, self._source, self.specs)
 
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self.specs)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    rule: Rule
-    towards: Literal["ours", "theirs"]
-    inputs: tuple[str, ...]  # names in the source
-    outputs: tuple[str, ...]
-    dtype: torch.dtype  # in which the inputs are read
-    shapes: tuple[Shape, ...]  # of ours
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a tensor, without making it."""
+        return self.specs[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor, without making it."""
+        return self.specs[name].dtype
+
+    def read(self, name: str) -> Tensor:
+        """Make one tensor; of several that are made of the same, each call reads that again."""
+        made = _made(self._step_of[name], self._source, self.specs)
+        return next(tensor for found, tensor in made if found == name)
+
+    def original_of(self, name: str) -> str | None:
+        """Return the tensor of the source that a tensor is a copy of, None if it is none."""
+        step = self._step_of[name]
+        is_copy = type(step.rule) is Copy and step.dtype == self.specs[name].dtype
+        return step.inputs[0] if is_copy else None
 
 
 def _made(
@@ -135,7 +165,7 @@ def plan_theirs(
                 shapes=ours,
             )
         )
-    return Plan(specs=specs, _steps=steps, _source=source)
+    return Plan(specs, steps, source)
 
 
 def plan_ours(
@@ -167,6 +197,44 @@ def plan_ours(
         _check_tied(source, names, family, where)
         dropped.add(family.head)
     _check_names(source, expected, names, ignored=dropped, where=where)
+    return _planned_ours(rules, source, shapes, names, dtype)
+
+
+def plan_named_as_ours(
+    rules: Sequence[Rule],
+    source: Source,
+    shapes: Mapping[str, Shape],
+    *,
+    ignored: Collection[str],
+    where: str,
+    dtype: torch.dtype | None = None,
+) -> Plan:
+    """Plan the tensors of one of our decoders from a layout whose names are those of the rules.
+
+    `ignored`: tensors of the source that are not expected, but no error. The others as of
+    `plan_theirs`.
+
+    Raises:
+        CheckpointError: If a tensor is missing, has another shape, or is not expected.
+    """
+    _check_covered(rules, shapes)
+    expected: dict[str, Shape] = {}
+    for rule in rules:
+        ours = tuple(shapes[name] for name in rule.ours)
+        expected |= zip(rule.theirs, rule.their_shapes(ours), strict=True)
+    names = {name: name for name in source.names()}
+    _check_names(source, expected, names, ignored=ignored, where=where)
+    return _planned_ours(rules, source, shapes, names, dtype)
+
+
+def _planned_ours(
+    rules: Sequence[Rule],
+    source: Source,
+    shapes: Mapping[str, Shape],
+    names: Mapping[str, str],
+    dtype: torch.dtype | None,
+) -> Plan:
+    """`names`: the names in the source by those of the rules."""
     specs: dict[str, TensorSpec] = {}
     steps: list[_Step] = []
     for rule in rules:
@@ -190,7 +258,7 @@ def plan_ours(
                 shapes=ours,
             )
         )
-    return Plan(specs=specs, _steps=steps, _source=source)
+    return Plan(specs, steps, source)
 
 
 def _check_covered(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> None:

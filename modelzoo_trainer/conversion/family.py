@@ -14,7 +14,20 @@ from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.registry import model_class
 
-_MODULES: Final = ("llama", "gpt2")
+_MODULES: Final = (
+    *(
+        "llama",
+        "qwen",
+        "mixtral",
+        "gemma2",
+        "gpt2",
+        "bloom",
+        "gpt_bigcode",
+        "gptj",
+        "gpt_neox",
+        "falcon",
+    ),
+)
 """The modules of `families`, in the order in which they are tried for a model without a name."""
 
 
@@ -23,7 +36,7 @@ class Family:
     """Models of Hugging Face that one of our decoders computes.
 
     Attributes:
-        name: The name for `--family`; also the `model_type` of config.json.
+        name: The name for `--family`; also the `model_type` of config.json unless given.
         architecture: The class there, of which `config.json` has the name.
         model_name: The name of our decoder in a configuration.
         settings_of: Gives the constructor arguments of our decoder for a config.json; refuses what
@@ -37,6 +50,10 @@ class Family:
         head: The name of the weight of the output layer there.
         embedding: The name of the weight of the embedding there.
         dropped: Patterns of full names of tensors there that follow from the settings.
+        model_type: The `model_type` of config.json; "" = the name.
+        other_model_types: Those of older files, which are read but not written.
+        applies: Whether a config.json of this `model_type` is of this family and not of the one
+            without this function.
     """
 
     name: str
@@ -49,6 +66,9 @@ class Family:
     embedding: str
     head: str = "lm_head.weight"
     dropped: tuple[str, ...] = field(default=())
+    model_type: str = ""
+    other_model_types: tuple[str, ...] = ()
+    applies: Callable[[Mapping[str, Any]], bool] | None = None
 
     @property
     def model_class(self) -> type[Decoder]:
@@ -86,7 +106,7 @@ class Family:
         reader.finish()
         own = {
             "architectures": [self.architecture],
-            "model_type": self.name,
+            "model_type": self.model_type or self.name,
             "vocab_size": settings.vocab_size,
         }
         return own | config
@@ -114,6 +134,27 @@ def family_named(name: str, *, where: str) -> Family:
         f"{where}: model_type {name!r} has no decoder here. {suggest(name, known)} Supported: "
         f"{', '.join(sorted(known))}. Use such a model as it is, with model.name: hf_causal_lm."
     )
+
+
+def family_of(config: Mapping[str, Any], *, where: str) -> Family:
+    """Return the family of a config.json.
+
+    `where`: the file, for messages.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    name = str(config.get("model_type"))
+    found: Family | None = None
+    for family in families().values():
+        types = (family.model_type or family.name, *family.other_model_types)
+        if name not in types:
+            continue
+        if family.applies is None:
+            found = found or family
+        elif family.applies(config):
+            return family
+    return found or family_named(name, where=where)
 
 
 def family_for(settings: DecoderSettings, name: str | None) -> tuple[Family, dict[str, Any]]:

@@ -59,6 +59,15 @@ class ConfigReader:
         """Return whether a key is given and not null."""
         return self._config.get(key) is not None
 
+    def is_given(self, key: str) -> bool:
+        """Return whether the file has a key, with any value: null may differ from no key."""
+        return key in self._config
+
+    def items(self, key: str) -> list[Any] | None:
+        """Return a list, or None if the key is absent or null."""
+        found = self._take(key, None, None, "a list", lambda one: isinstance(one, list))
+        return None if found is None else list(found)
+
     def integer(self, key: str, default: Any = _MISSING, *, alias: str | None = None) -> Any:
         """Return a whole number; `alias`: another name of the key."""
         return self._take(key, default, alias, "an integer", lambda one: type(one) is int)
@@ -145,6 +154,7 @@ _OF_TRAINING: Final = frozenset(
     }
 )
 """Settings that do not change the logits of a trained model."""
+_OF_SCORES: Final = ("attention_type", "scale_qk_dot_by_d", "attention_logits_alpha")
 _MUST_BE_READ: Final = frozenset(
     {
         *("vocab_size", "hidden_size", "max_position_embeddings", "position_embedding_type"),
@@ -207,12 +217,26 @@ class SettingsReader:
         if self.experts() is not None:
             self.refuse("moe")
 
+    def scores_scale(self) -> float:
+        """Return the factor on the attention scores."""
+        self._taken |= {*_OF_SCORES}
+        return attention_scale(self.settings)
+
     def expect_plain_scores(self) -> None:
         """Refuse another scale of the attention scores than the root of the head dimension."""
-        if attention_scale(self.settings) != self.settings.head_dim**-0.5:
-            names = ("attention_type", "scale_qk_dot_by_d", "attention_logits_alpha")
-            self.refuse(self._changed(names) or "mup_base_hidden_size")
-        self._taken |= {"attention_type", "scale_qk_dot_by_d", "attention_logits_alpha"}
+        if self.scores_scale() != self.settings.head_dim**-0.5:
+            self.refuse(self._changed(_OF_SCORES) or "mup_base_hidden_size")
+
+    def expect_plain_or_unscaled_scores(self) -> bool:
+        """Return whether scores are divided by the root of the head dimension, or not at all.
+
+        Raises:
+            ConfigError: For another scale.
+        """
+        is_scaled = self.scores_scale() != 1 or self.settings.head_dim == 1
+        if is_scaled:
+            self.expect_plain_scores()
+        return is_scaled
 
     def expect_plain_logits(self) -> None:
         """Refuse a factor on the logits."""

@@ -304,6 +304,16 @@ def fused_qkv(
     ]
 
 
+def blocks_by_group(num_heads: int, num_groups: int, head_dim: int) -> list[tuple[int, int]]:
+    """Return the blocks of rows of `fused_qkv` that are group by group: queries, a key, a value.
+
+    With a group per head: queries, keys and values of each head. With one group: all queries, then
+    the key and the value.
+    """
+    group = [(0, num_heads // num_groups * head_dim), (1, head_dim), (2, head_dim)]
+    return group * num_groups
+
+
 def _names(bias: bool) -> tuple[str, ...]:
     return ("weight", "bias") if bias else ("weight",)
 

@@ -24,6 +24,7 @@ from modelzoo_trainer.constraints import (
     PositiveInt,
     checked,
 )
+from modelzoo_trainer.conversion.loading import read_weights_for
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.checkpoint_writer import (
     CheckpointSaver,
@@ -613,7 +614,8 @@ class Checkpoint(CoreCallback, Interceptable):
     def read(self, trainer: Trainer, path: Path) -> StateDict:
         """Verify a checkpoint and return its content.
 
-        A `.safetensors` file, or a folder with one, has only weights.
+        A `.safetensors` file, or a folder with one, has only weights. They are read later, one
+        tensor at a time, when their values are needed.
 
         Raises:
             CheckpointError: If it does not exist, is damaged, or has another format.
@@ -630,7 +632,7 @@ class Checkpoint(CoreCallback, Interceptable):
                 f"ckpt_path: {str(path)!r} does not exist. {self._instead_of(trainer, path)}"
             )
         elif checkpointing.holds_weights(path):
-            state = {"model": checkpointing.read_weights(path)}
+            state = {"model": read_weights_for(trainer.model, path)}
         else:
             state = checkpointing.load(path)
         self._begun = path.resolve(), state.get("global_step")

@@ -132,7 +132,12 @@ class ModelCallback(CoreCallback, Interceptable):
             _check_names(own, found, is_resumed="global_step" in state_dict)
         else:
             found = _fitting(own, found)
-        trainer.model.load_state_dict(trainer.backend.for_loading(found, own), strict=strict)
+        state = trainer.backend.for_loading(found, own)
+        try:
+            trainer.model.load_state_dict(state, strict=strict)
+        except RuntimeError:
+            _raise_failure(state)
+            raise
 
 
 def _changed(given: Module | ModelFactory, change: Callable[[Module], Module]) -> Module:
@@ -167,6 +172,14 @@ def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
         if names:
             log.warning("Not loaded, because %s: %s.", why, ", ".join(sorted(names)))
     return fitting
+
+
+def _raise_failure(state: Mapping[str, Any]) -> None:
+    """Raise the error of the first tensor that could not be read from its file, if any."""
+    for value in state.values():
+        failure = getattr(value, "failure", None)
+        if failure is not None:
+            raise failure from None
 
 
 def _shape_of(value: Any) -> Any:

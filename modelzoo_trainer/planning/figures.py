@@ -19,10 +19,10 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", re.IGN
 _LETTERS: Final = ("", "k", "M", "G", "T", "P", "E")
 
 
-def bytes_of(text: str) -> int:
+def bytes_of(text: str, option: str = "--memory") -> int:
     """Return a size of memory in bytes.
 
-    `text`: such as "80GiB", "141GB" or a number of bytes.
+    `text`: such as "80GiB", "141GB" or a number of bytes. `option`: what has it, for the message.
 
     Raises:
         ConfigError: If it is not a size > 0.
@@ -35,7 +35,7 @@ def bytes_of(text: str) -> int:
         size = float(found[1]) * (base ** _UNITS[letter] if letter else 1)
     if size < 1:
         raise ConfigError(
-            f"--memory: expected a size such as 80GiB, 141GB or 16000000000, got {text!r}."
+            f"{option}: expected a size such as 80GiB, 141GB or 16000000000, got {text!r}."
         )
     return int(size)
 

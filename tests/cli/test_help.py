@@ -10,13 +10,18 @@ import pytest
 from modelzoo_trainer.checkpointing import commands as checkpoint_commands
 from modelzoo_trainer.cli import parser
 from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.cli.converting import add_command
+from modelzoo_trainer.config.foreign.command import parser as config_parser
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.options import OPTIONS
 
-CHECKPOINT = tuple(checkpoint_commands._EXAMPLES)
+CHECKPOINT = (*checkpoint_commands._EXAMPLES, "convert")
 RUNS = tuple(dict.fromkeys(MODES.values()))
-PARSED = (*RUNS, "check", "plan", "schema")
-ALL = ("", *PARSED, "checkpoint", *(f"checkpoint {name}" for name in CHECKPOINT))
+PARSED = (*RUNS, "lm_eval", "check", "plan", "schema")
+ALL = (
+    *("", *PARSED, "config", "config convert", "checkpoint"),
+    *(f"checkpoint {name}" for name in CHECKPOINT),
+)
 
 
 @pytest.fixture
@@ -104,7 +109,9 @@ def test_the_help_of_a_run_lists_modes_and_exit_codes(helped, command):
 def test_the_examples_of_the_help_are_valid(helped, command):
     for _, *words in examples_in(helped(command)):
         if words[0] == "checkpoint":
-            checkpoint_commands._parser("x").parse_args(words[1:])
+            checkpoint_commands._parser("x", add_command).parse_args(words[1:])
+        elif words[0] == "config":
+            config_parser("x").parse_args(words[1:])
         elif words[0] != "report":  # which has arguments of its own
             until = words.index(">") if ">" in words else len(words)
             assert parser.parse(words[:until]).action in ("run", words[0])
@@ -113,4 +120,4 @@ def test_the_examples_of_the_help_are_valid(helped, command):
 @pytest.mark.parametrize("command", CHECKPOINT)
 def test_the_examples_of_checkpoint_commands_are_valid(helped, command):
     for words in examples_in(helped(f"checkpoint {command}")):
-        checkpoint_commands._parser("x").parse_args(words[2:])
+        checkpoint_commands._parser("x", add_command).parse_args(words[2:])

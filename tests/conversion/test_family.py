@@ -39,7 +39,7 @@ def test_keys_that_change_nothing_are_accepted() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"hidden_act": "gelu_new"},
+        {"hidden_act": "mish"},
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
         {"quantization_config": {"bits": 4}},
         {"new_kind_of_attention": 3},
@@ -64,7 +64,7 @@ def test_older_files_have_the_rotary_positions_in_two_keys() -> None:
 
 
 def test_an_unknown_family_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"'lama'.*Did you mean 'llama'.*gpt2, llama, mistral"):
+    with pytest.raises(ConfigError, match=r"'lama'.*Did you mean 'llama'.*gpt2, .*llama, mistral"):
         family_named("lama", where="config.json")
 
 
@@ -83,7 +83,7 @@ def settings_of(**arguments: Any) -> Gpt2Settings:
         ({"mup_base_hidden_size": 4, "mup_base_filter_size": 4}, "mup_base_hidden_size: 4"),
         ({"final_logit_softcapping": 3.0}, "final_logit_softcapping: 3.0"),
         ({"moe": {"num_experts": 2}}, "moe"),
-        ({"attention_logits_alpha": 2.0}, "attention_logits_alpha: 2.0"),
+        ({"attention_logits_alpha": 3.0}, "attention_logits_alpha: 3.0"),
         ({"norm_first_sandwich": True}, "norm_first_sandwich: true"),
     ],
 )
@@ -106,3 +106,31 @@ def test_the_family_of_settings_without_a_name_is_found() -> None:
 def test_a_family_that_does_not_read_a_setting_is_found_out() -> None:
     with pytest.raises(RuntimeError, match="does not read"):
         SettingsReader(settings_of(), "new").finish()
+
+
+ROPE = {"rope_type": "longrope", "long_factor": [2.0, 3.0], "short_factor": [1.0, 1.5]}
+
+
+def test_a_file_without_a_window_of_mistral_has_theirs() -> None:
+    mistral = family_named("mistral", where="config.json")
+    found = mistral.read_config(LLAMA | {"num_key_value_heads": 2}, "config.json")
+    assert found["attention_sliding_window_length"] == 4096
+    given = LLAMA | {"num_key_value_heads": 2, "sliding_window": None}
+    assert mistral.read_config(given, "config.json")["attention_sliding_window_length"] is None
+
+
+def test_longrope_is_converted_where_its_factors_do_not_depend_on_the_batch() -> None:
+    rope = ROPE | {"original_max_position_embeddings": 16}
+    found = read(rope_scaling=rope)
+    assert found["pos_scaling_extra_args"]["attention_factor"] == 1.0
+    config = family_for(settings_of(**found), "llama")[1]
+    assert config["rope_parameters"]["short_factor"] == [1.0, 1.5]
+    with pytest.raises(ConfigError, match=r"rope_scaling.*length of a batch"):
+        read(rope_scaling=rope | {"original_max_position_embeddings": 8})
+
+
+def test_two_forms_of_rotary_positions_must_agree() -> None:
+    linear = {"rope_type": "linear", "factor": 2.0}
+    assert read(rope_parameters=linear, rope_scaling=linear)["pos_scaling_factor"] == 2.0
+    with pytest.raises(ConfigError, match=r"rope_scaling.*another factor"):
+        read(rope_parameters=linear, rope_scaling=linear | {"factor": 4.0})

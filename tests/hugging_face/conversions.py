@@ -89,7 +89,8 @@ def loaded(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> 
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    auto: Any = AutoModelForCausalLM
+    model, report = auto.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert not report["mismatched_keys"]

@@ -56,7 +56,7 @@ def test_the_table_of_stops_has_the_codes_of_the_program(root):
 def test_the_commands_of_checkpoints_exist(root):
     page = (root / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     found = set(re.findall(r"modelzoo-trainer checkpoint (\w+)", page))
-    assert found == {"list", "info", "verify", "diff", "export", "delete"}
+    assert found == {"list", "info", "verify", "diff", "export", "convert", "delete"}
 
 
 def test_the_changes_can_be_made(page):

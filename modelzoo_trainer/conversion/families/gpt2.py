@@ -14,6 +14,8 @@ ACTIVATIONS: Final = {
     "gelu_new": "gelu_new",
     "gelu_fast": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_new",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
     "relu2": "squared_relu",
@@ -24,6 +26,7 @@ ACTIVATIONS: Final = {
     "linear": "linear",
     "mish": "mish",
     "relu6": "relu6",
+    "leaky_relu": "leaky_relu",
 }
 """The nonlinearity here for that of families without a gate."""
 PLAIN_ACTIVATIONS: Final = {
@@ -40,8 +43,15 @@ PLAIN_ACTIVATIONS: Final = {
     "linear": "linear",
     "mish": "mish",
     "relu6": "relu6",
+    "leaky_relu": "leaky_relu",
 }
 """The nonlinearity there for that here."""
+
+SUMMARY_KEYS: Final = tuple(
+    f"summary_{one}"
+    for one in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
+)
+"""Keys of other heads than that of a language model."""
 
 
 def _settings_of(config: ConfigReader) -> dict[str, Any]:
@@ -50,7 +60,7 @@ def _settings_of(config: ConfigReader) -> dict[str, Any]:
     if act not in ACTIVATIONS:
         config.refuse("activation_function", f"supported: {', '.join(ACTIVATIONS)}")
     config.expect("reorder_and_upcast_attn", False, True)  # only the precision of the scores
-    config.ignore("n_ctx", *(f"summary_{one}" for one in _SUMMARY))
+    config.ignore("n_ctx", *SUMMARY_KEYS)
     settings = {
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": size,
@@ -79,9 +89,6 @@ def _settings_of(config: ConfigReader) -> dict[str, Any]:
     return settings
 
 
-_SUMMARY: Final = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
-
-
 def _config_of(settings: SettingsReader) -> dict[str, Any]:
     settings.expect("position_embedding_type", "learned")
     settings.expect("norm_type", "layernorm")
@@ -93,12 +100,7 @@ def _config_of(settings: SettingsReader) -> dict[str, Any]:
     settings.expect_no_experts()
     settings.expect("embeddings_scale", 1.0)
     settings.expect_plain_logits()
-    is_scaled = settings.take("attention_type") == "scaled_dot_product"
-    if is_scaled:
-        settings.expect_plain_scores()
-    else:
-        settings.expect("attention_logits_alpha", 1.0)
-        settings.take("scale_qk_dot_by_d")  # no effect
+    is_scaled = settings.expect_plain_or_unscaled_scores()
     length = settings.take("max_position_embeddings")
     return {
         "n_embd": settings.take("hidden_size"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from modelzoo_trainer.conversion.family import Family
@@ -10,20 +11,54 @@ from modelzoo_trainer.conversion.rope import read_rope, write_rope
 from modelzoo_trainer.conversion.rules import Rule, linear
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 
-ACTIVATIONS: Final = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "relu": "reglu"}
+ACTIVATIONS: Final = {
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu": "geglu",
+    "gelu_pytorch_tanh": "geglu_new",
+    "gelu_new": "geglu_new",
+    "relu": "reglu",
+    "linear": "liglu",
+}
 """The gated nonlinearity here for `hidden_act` there."""
-GATED_ACTIVATIONS: Final = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+GATED_ACTIVATIONS: Final = {
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu_new": "gelu_pytorch_tanh",
+    "reglu": "relu",
+    "liglu": "linear",
+}
 """`hidden_act` there for the nonlinearity here."""
 
 
-def read_shared(config: ConfigReader) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a family like llama computes where config.json lacks a key."""
+
+    theta: float = 10000.0
+    epsilon: float = 1e-6
+    is_tied: bool = False
+    head_dim: int | None = None  # None = hidden_size / num_attention_heads
+    num_groups: int | None = None  # None = num_attention_heads
+    act_key: str = "hidden_act"
+    act: str = "silu"
+
+
+LLAMA: Final = Defaults()
+
+
+def read_shared(config: ConfigReader, defaults: Defaults = LLAMA) -> dict[str, Any]:
     """Return our settings for the keys that all families like llama have."""
     size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", size // num_heads)
+    if defaults.head_dim is not None and not config.is_given("head_dim"):
+        head_dim = defaults.head_dim
     num_groups = config.integer("num_key_value_heads", num_heads)
-    act = config.text("hidden_act", "silu")
+    if defaults.num_groups is not None and not config.is_given("num_key_value_heads"):
+        num_groups = defaults.num_groups
+    act = config.text(defaults.act_key, defaults.act)
     if act not in ACTIVATIONS:
-        config.refuse("hidden_act", f"supported: {', '.join(ACTIVATIONS)}")
+        config.refuse(defaults.act_key, f"supported: {', '.join(ACTIVATIONS)}")
     settings = {
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": size,
@@ -31,12 +66,12 @@ def read_shared(config: ConfigReader) -> dict[str, Any]:
         "num_heads": num_heads,
         "filter_size": config.integer("intermediate_size"),
         "max_position_embeddings": config.integer("max_position_embeddings"),
-        **read_rope(config),
+        **read_rope(config, theta=defaults.theta),
         "rotary_dim": head_dim,
         "norm_type": "rmsnorm",
-        "layer_norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "layer_norm_epsilon": config.number("rms_norm_eps", defaults.epsilon),
         "nonlinearity": ACTIVATIONS[act],
-        "share_embedding_weights": config.flag("tie_word_embeddings", False),
+        "share_embedding_weights": config.flag("tie_word_embeddings", defaults.is_tied),
         "dropout_rate": 0.0,
         "embedding_dropout_rate": 0.0,
         "attention_dropout_rate": config.number("attention_dropout", 0.0),
@@ -51,11 +86,13 @@ def read_shared(config: ConfigReader) -> dict[str, Any]:
     return settings
 
 
-def write_shared(settings: SettingsReader) -> dict[str, Any]:
-    """Return the keys of config.json that all families like llama have."""
+def write_shared(settings: SettingsReader, *, act_key: str = "hidden_act") -> dict[str, Any]:
+    """Return the keys of config.json that all families like llama have.
+
+    The family itself reads the factors on embeddings, scores and logits.
+    """
     settings.expect("norm_type", "rmsnorm")
     settings.expect("use_bias_in_output", False)
-    settings.expect_plain_scales()
     head_dim = settings.settings.head_dim
     settings.take("attention_inner_dim")
     settings.take("rotary_dim")
@@ -69,7 +106,7 @@ def write_shared(settings: SettingsReader) -> dict[str, Any]:
         "num_attention_heads": settings.take("num_heads"),
         "num_key_value_heads": settings.num_kv_groups(),
         "head_dim": head_dim,
-        "hidden_act": settings.look_up("nonlinearity", GATED_ACTIVATIONS),
+        act_key: settings.look_up("nonlinearity", GATED_ACTIVATIONS),
         "max_position_embeddings": settings.take("max_position_embeddings"),
         "rms_norm_eps": settings.take("layer_norm_epsilon"),
         "tie_word_embeddings": settings.take("share_embedding_weights"),
@@ -80,17 +117,25 @@ def write_shared(settings: SettingsReader) -> dict[str, Any]:
     }
 
 
+def attention_rules(settings: DecoderSettings, number: int) -> list[Rule]:
+    """Return the rules of the projections of attention in one layer."""
+    our, their = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    bias, output_bias = (
+        settings.use_projection_bias_in_attention,
+        settings.use_ffn_bias_in_attention,
+    )
+    rules: list[Rule] = []
+    for one in "qkv":
+        rules += linear(f"{our}.{one}_proj", f"{their}.{one}_proj", bias=bias)
+    return rules + linear(f"{our}.o_proj", f"{their}.o_proj", bias=output_bias)
+
+
 def shared_rules(settings: DecoderSettings) -> list[Rule]:
     """Return the rules of embeddings, norms and attention of families like llama."""
     rules = linear("token_embeddings", "model.embed_tokens", bias=False)
     for number in range(settings.num_hidden_layers):
         our, their = f"layers.{number}", f"model.layers.{number}"
-        bias = settings.use_projection_bias_in_attention
-        for one in "qkv":
-            our_one, their_one = f"attention.{one}_proj", f"self_attn.{one}_proj"
-            rules += linear(f"{our}.{our_one}", f"{their}.{their_one}", bias=bias)
-        output_bias = settings.use_ffn_bias_in_attention
-        rules += linear(f"{our}.attention.o_proj", f"{their}.self_attn.o_proj", bias=output_bias)
+        rules += attention_rules(settings, number)
         rules += linear(f"{our}.attention_norm", f"{their}.input_layernorm", bias=False)
         rules += linear(f"{our}.ffn_norm", f"{their}.post_attention_layernorm", bias=False)
     rules += linear("final_norm", "model.norm", bias=False)
@@ -125,6 +170,7 @@ def _llama_settings(config: ConfigReader) -> dict[str, Any]:
 
 def _llama_config(settings: SettingsReader) -> dict[str, Any]:
     settings.expect_no_experts()
+    settings.expect_plain_scales()
     bias = settings.take("use_projection_bias_in_attention")
     settings.expect("use_ffn_bias_in_attention", bias)
     return write_shared(settings) | {
@@ -135,8 +181,9 @@ def _llama_config(settings: SettingsReader) -> dict[str, Any]:
 
 
 def _mistral_settings(config: ConfigReader) -> dict[str, Any]:
-    return read_shared(config) | {
-        "attention_sliding_window_length": config.integer("sliding_window", None),
+    window = 4096 if not config.is_given("sliding_window") else None
+    return read_shared(config, Defaults(num_groups=8)) | {
+        "attention_sliding_window_length": config.integer("sliding_window", window),
         "use_projection_bias_in_attention": False,
         "use_ffn_bias_in_attention": False,
         "use_ffn_bias": False,
@@ -145,6 +192,7 @@ def _mistral_settings(config: ConfigReader) -> dict[str, Any]:
 
 def _mistral_config(settings: SettingsReader) -> dict[str, Any]:
     settings.expect_no_experts()
+    settings.expect_plain_scales()
     settings.expect("use_projection_bias_in_attention", False)
     settings.expect("use_ffn_bias_in_attention", False)
     settings.expect("use_ffn_bias", False)
@@ -153,7 +201,7 @@ def _mistral_config(settings: SettingsReader) -> dict[str, Any]:
     }
 
 
-_ROTARY_BUFFERS: Final = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+ROTARY_BUFFERS: Final = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 FAMILIES: Final = (
     Family(
@@ -165,7 +213,7 @@ FAMILIES: Final = (
         rules=_rules,
         base_prefix="model.",
         embedding="model.embed_tokens.weight",
-        dropped=_ROTARY_BUFFERS,
+        dropped=ROTARY_BUFFERS,
     ),
     Family(
         name="mistral",
@@ -176,6 +224,6 @@ FAMILIES: Final = (
         rules=_rules,
         base_prefix="model.",
         embedding="model.embed_tokens.weight",
-        dropped=_ROTARY_BUFFERS,
+        dropped=ROTARY_BUFFERS,
     ),
 )

@@ -1,0 +1,142 @@
+"""The command `checkpoint convert`: weights of our decoders from and to other layouts.
+
+torch is imported only when something is converted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from modelzoo_trainer.errors import CheckpointError, ConfigError
+from modelzoo_trainer.exit_codes import DONE, WRONG_USE
+
+_LAYOUTS: Final = ("hf", "cerebras")
+_DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
+_EXAMPLES: Final = (
+    "convert runs/a/checkpoint_500 exported --to hf --tokenizer tokenizer",
+    "convert Llama-3.2-1B llama_1b --from hf",
+    "convert weights.pt llama_7b --from cerebras --params params.yaml",
+)
+
+
+def add_command(
+    add: Callable[
+        [str, Callable[[argparse.Namespace], int], str, Sequence[str]], argparse.ArgumentParser
+    ],
+) -> None:
+    """Add the command; see `checkpointing.commands.main`."""
+    command = add(
+        "convert",
+        run,
+        "convert weights from or to the layout of Hugging Face or the Cerebras Model Zoo",
+        _EXAMPLES,
+    )
+    command.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a checkpoint or its exported weights; with --from hf a folder or a name of the Hub; "
+        "with --from cerebras a file of torch.save or safetensors",
+    )
+    command.add_argument("target", metavar="DIR", help="the new folder to write")
+    command.add_argument(
+        "--from", dest="origin", choices=_LAYOUTS, help="layout of SOURCE; default: of this trainer"
+    )
+    command.add_argument(
+        "--to", dest="layout", choices=_LAYOUTS, help="layout of DIR; default: of this trainer"
+    )
+    command.add_argument(
+        "--params",
+        metavar="FILE",
+        type=Path,
+        help="YAML file with the settings of the model; default: those in the checkpoint, in "
+        "model.yaml beside the weights, or in the log of the run",
+    )
+    command.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        type=Path,
+        help="folder or tokenizer.json to copy along; default: the files in SOURCE",
+    )
+    command.add_argument("--dtype", choices=_DTYPES, help="of the weights; default: as in SOURCE")
+    command.add_argument(
+        "--shard-size",
+        metavar="SIZE",
+        default="5GB",
+        help="maximum size of a file of weights (default: 5GB)",
+    )
+    command.add_argument(
+        "--family", metavar="NAME", help="model_type for --to hf; default: the first that fits"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Convert; print what was written, or what is wrong."""
+    try:
+        _check(options)
+        lines = _convert(options)
+    except (ConfigError, CheckpointError) as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{error.filename or options.source}: {error.strerror or error}.")
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+    return DONE
+
+
+def _convert(options: argparse.Namespace) -> list[str]:
+    import torch
+
+    from modelzoo_trainer.config.loader import to_yaml
+    from modelzoo_trainer.conversion.command import Request, convert
+    from modelzoo_trainer.planning.figures import bytes_of
+
+    return convert(
+        Request(
+            source=options.source,
+            target=options.target,
+            origin=options.origin,
+            layout=options.layout,
+            params=options.params,
+            tokenizer=options.tokenizer,
+            dtype=None if options.dtype is None else getattr(torch, options.dtype),
+            shard_bytes=bytes_of(options.shard_size, "--shard-size"),
+            family=options.family,
+            read_yaml=_read_yaml,
+            to_yaml=to_yaml,
+        )
+    )
+
+
+def _refuse(text: str) -> int:
+    sys.stderr.write(f"{text}\n")
+    return WRONG_USE
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.origin == options.layout:
+        given = "neither --from nor --to" if options.origin is None else "--from and --to the same"
+        raise ConfigError(
+            f"{given}: nothing to convert. Pass --to hf to write a folder for transformers, or "
+            f"--from hf to write weights for this trainer."
+        )
+    if options.family is not None and options.layout != "hf":
+        raise ConfigError("--family has an effect only with --to hf. Remove it.")
+    if options.params is not None and options.origin == "hf":
+        raise ConfigError(
+            "--params has no effect with --from hf: the settings are those of config.json. Remove "
+            "it."
+        )
+    options.target = Path(os.path.abspath(options.target))
+
+
+def _read_yaml(path: Path) -> object:
+    """Return the content of a YAML file as plain values."""
+    from modelzoo_trainer.config.loader import read_file
+    from modelzoo_trainer.config.positions import to_plain
+
+    return to_plain(read_file(path))

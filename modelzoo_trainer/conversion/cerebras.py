@@ -1,0 +1,228 @@
+"""The names of the Cerebras Model Zoo for the weights of our decoders, in both directions.
+
+There, the rotated dimensions of queries and keys are interleaved pairs, and the weights of experts
+are stacked along their second dimension. The final norm is there twice in files that the converters
+of the Model Zoo wrote: as `transformer_decoder.norm` and as `ln_f`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
+from modelzoo_trainer.conversion.engine import (
+    OUR_EMBEDDING,
+    Plan,
+    Source,
+    plan_named_as_ours,
+    plan_theirs,
+)
+from modelzoo_trainer.conversion.rules import Copy, InterleavedRows, Read, Rule, Shape
+from modelzoo_trainer.errors import CheckpointError, ConfigError
+from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.published_names import published_name
+
+PREFIX: Final = "model."
+"""What precedes the names in checkpoints of a run there."""
+_QUERIES_AND_KEYS: Final = re.compile(r"layers\.\d+\.attention\.[qk]_proj\.(weight|bias)")
+_EXPERTS: Final = {
+    "up": "0.linear_layer",
+    "gate": "0.linear_layer_for_glu",
+    "down": "1.linear_layer",
+}
+_EXPERT: Final = re.compile(r"layers\.(\d+)\.ffn\.experts\.(up|gate|down)")
+_ROUTER: Final = re.compile(r"layers\.(\d+)\.ffn\.router\.(weight|bias)")
+_POST_NORM: Final = re.compile(r"layers\.(\d+)\.(attention|ffn)_post_norm\.(\w+)")
+_UNUSED: Final = (
+    r"ln_f\.(weight|bias)",  # the final norm again
+    r"embedding_layer\.position_embed_helper\.slopes",  # follow from the number of heads
+)
+_HDF5: Final = (".mdl", ".h5", ".hdf5")
+
+
+@dataclass(frozen=True, slots=True)
+class SecondDim(Copy):
+    """Tensors of experts, stacked along the first dimension here and along the second there."""
+
+    @override
+    def their_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        first, second, *rest = shapes[0]
+        return [(second, first, *rest)]
+
+    @override
+    def to_theirs(self, read: Read) -> Iterator[Tensor]:
+        yield read(0).transpose(0, 1).contiguous()
+
+    @override
+    def to_ours(self, read: Read, shapes: Sequence[Shape]) -> Iterator[Tensor]:
+        yield read(0).transpose(0, 1).contiguous()
+
+
+def rules_of(
+    settings: DecoderSettings, shapes: Mapping[str, Shape], prefix: str = PREFIX
+) -> list[Rule]:
+    """Return the rules of a decoder's tensors for the names of the Model Zoo.
+
+    Args:
+        settings: Of our decoder.
+        shapes: Of its tensors, by name.
+        prefix: What precedes the names there: of a run, or "" of the converters of the Model Zoo.
+
+    Raises:
+        ConfigError: If a tensor has no published name.
+    """
+    experts = settings.experts
+    if experts is not None and (experts.num_shared or settings.use_ffn_bias):
+        name = "moe.num_shared_experts" if experts.num_shared else "use_ffn_bias"
+        raise ConfigError(
+            f"{name}: the layout of such experts in the Cerebras Model Zoo is not documented, so "
+            f"the weights cannot be converted to or from it."
+        )
+    return [_rule(name, f"{prefix}{_their_name(name)}", settings) for name in shapes]
+
+
+def _rule(name: str, their: str, settings: DecoderSettings) -> Rule:
+    if _EXPERT.fullmatch(name):
+        return SecondDim(name, their)
+    if settings.position_embedding_type == "rotary" and _QUERIES_AND_KEYS.fullmatch(name):
+        return InterleavedRows(name, their, settings.head_dim, settings.turning_dim)
+    return Copy(name, their)
+
+
+def _their_name(name: str) -> str:
+    found = _EXPERT.fullmatch(name)
+    if found is not None:
+        layer = f"transformer_decoder.layers.{found[1]}.ffn.experts.fused_ffns"
+        return f"{layer}.{_EXPERTS[found[2]]}.expert_weights"
+    found = _ROUTER.fullmatch(name)
+    if found is not None:
+        return f"transformer_decoder.layers.{found[1]}.ffn.gate.{found[2]}"
+    found = _POST_NORM.fullmatch(name)
+    if found is not None:
+        number = "1" if found[2] == "attention" else "3"
+        return f"transformer_decoder.layers.{found[1]}.norm{number}_post.{found[3]}"
+    published = published_name(name)
+    if published is None:
+        raise ConfigError(
+            f"The tensor {name!r} of the model has no name in the Cerebras Model Zoo, so its "
+            f"weights cannot be converted to or from it."
+        )
+    return published.removeprefix(PREFIX)
+
+
+def open_cerebras(path: Path, *, key: str) -> LazyWeights:
+    """Open weights with the names of the Model Zoo: a file of torch.save, or safetensors.
+
+    Args:
+        path: The file, or a folder of weights.
+        key: The option that gives it, for messages.
+
+    Raises:
+        ConfigError: If it is an HDF5 file.
+        CheckpointError: If it is missing or cannot be read.
+    """
+    inside = [] if not path.is_dir() else [one for one in path.iterdir() if _is_hdf5(one)]
+    if _is_hdf5(path) or inside:
+        shown = str(path if not inside else inside[0])
+        raise ConfigError(
+            f"{key}: {shown!r} is a checkpoint of the Cerebras software in its HDF5 format, of "
+            f"which there is no documented reader. Where that software is installed, load it with "
+            f"cstorch.load and save its 'model' with torch.save(state['model'], 'weights.pt'), "
+            f"then convert weights.pt."
+        )
+    return open_weights(path)
+
+
+def _is_hdf5(path: Path) -> bool:
+    if path.suffix.lower() in _HDF5:
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(8) == b"\x89HDF\r\n\x1a\n"
+
+
+def plan_from_cerebras(
+    source: Source,
+    settings: DecoderSettings,
+    shapes: Mapping[str, Shape],
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+) -> Plan:
+    """Plan our weights from those of the Model Zoo.
+
+    Args:
+        source: Their tensors.
+        settings: Of our decoder.
+        shapes: Of its tensors: see `engine.shapes_of`.
+        where: Where their tensors are, for messages.
+        dtype: Of the weights; None = as of the source.
+
+    Raises:
+        ConfigError: If a tensor has no published name.
+        CheckpointError: If the tensors are not those of the settings.
+    """
+    names = source.names()
+    prefix = PREFIX if any(name.startswith(PREFIX) for name in names) else ""
+    ignored = {
+        name
+        for name in names
+        if any(re.fullmatch(one, name.removeprefix(prefix)) for one in _UNUSED)
+    }
+    head, embedding = f"{prefix}lm_head.weight", f"{prefix}{_their_name(OUR_EMBEDDING)}"
+    if settings.share_embedding_weights and head in names:
+        why = "but share_embedding_weights is true. Set it to false in the model's settings"
+        _check_equal(source, embedding, head, where, why)
+        ignored.add(head)
+    for kind in ("weight", "bias"):
+        once, again = f"{prefix}transformer_decoder.norm.{kind}", f"{prefix}ln_f.{kind}"
+        why = "though both are the final norm. Remove the one that was not trained"
+        _check_equal(source, once, again, where, why)
+    rules = rules_of(settings, shapes, prefix)
+    return plan_named_as_ours(rules, source, shapes, ignored=ignored, where=where, dtype=dtype)
+
+
+def _check_equal(source: Source, one: str, other: str, where: str, why: str) -> None:
+    """Refuse two tensors that are there and differ."""
+    names = source.names()
+    if one in names and other in names and not torch.equal(source.read(one), source.read(other)):
+        raise CheckpointError(f"{where}: {other} differs from {one}, {why}.")
+
+
+def plan_to_cerebras(
+    source: Source,
+    settings: DecoderSettings,
+    shapes: Mapping[str, Shape],
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+) -> Plan:
+    """Plan the weights of the Model Zoo from ours; arguments as of `plan_from_cerebras`."""
+    rules = rules_of(settings, shapes)
+    return plan_theirs(rules, source, shapes, where=where, dtype=dtype)
+
+
+def aliases_of(settings: DecoderSettings) -> dict[str, str]:
+    """Return further names of tensors there: tied weights."""
+    if not settings.share_embedding_weights:
+        return {}
+    return {f"{PREFIX}lm_head.weight": f"{PREFIX}{_their_name(OUR_EMBEDDING)}"}
+
+
+def state_of(plan: Plan, settings: DecoderSettings) -> dict[str, Any]:
+    """Return the state for a file of torch.save, as a checkpoint of the Model Zoo has it.
+
+    Cost: All tensors in host memory.
+    """
+    model = dict(plan.tensors())
+    model |= {alias: model[name] for alias, name in aliases_of(settings).items()}
+    return {"model": model}

@@ -1,0 +1,247 @@
+"""Folders of Hugging Face from our decoders, and our weights from such folders."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
+from modelzoo_trainer.conversion.engine import (
+    OUR_EMBEDDING,
+    OUR_HEAD,
+    Plan,
+    Source,
+    plan_ours,
+    plan_theirs,
+    shapes_of,
+)
+from modelzoo_trainer.conversion.family import Family, families, family_for, family_named
+from modelzoo_trainer.conversion.sink import (
+    new_folder,
+    num_bytes_of,
+    write_json,
+    write_tensors,
+    write_text,
+)
+from modelzoo_trainer.conversion.tokenizer_files import (
+    GENERATION,
+    TokenizerFiles,
+    read_tokenizer,
+)
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hugging_face.folders import read_config, weight_files
+from modelzoo_trainer.models.decoder import Decoder
+from modelzoo_trainer.models.decoder_settings import DecoderSettings
+
+MODEL_YAML: Final = "model.yaml"
+SHARD_BYTES: Final = 5_000_000_000
+"""The default maximum size of a file of weights."""
+
+
+def arguments_of(settings: DecoderSettings) -> dict[str, Any]:
+    """Return the constructor arguments of a decoder with these settings."""
+    cls = type(settings)
+    if isinstance(settings, Decoder):
+        cls = settings.SETTINGS
+    return {one.name: getattr(settings, one.name) for one in fields(cls) if one.init}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What a folder of Hugging Face will have: planned, not written.
+
+    Attributes:
+        family: The family.
+        config: The content of config.json.
+        plan: The tensors.
+    """
+
+    family: Family
+    config: Mapping[str, Any]
+    plan: Plan
+
+
+def plan_export(
+    source: Source,
+    settings: DecoderSettings,
+    *,
+    where: str,
+    name: str | None = None,
+    family: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Export:
+    """Plan a folder of Hugging Face for the weights of one of our decoders.
+
+    Args:
+        source: The tensors, by the names of the model's state.
+        settings: Of the model.
+        where: Where the tensors are, for messages.
+        name: The name of the model in its configuration; its family is tried first.
+        family: The name of the family; None = the first that fits.
+        dtype: Of the weights; None = as of the source.
+
+    Raises:
+        ConfigError: If a setting has no counterpart.
+        CheckpointError: If the tensors are not those of the settings.
+    """
+    if family is None:
+        found, config = family_for(settings, name)
+    else:
+        found = _family_asked(family)
+        config = found.make_config(settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of settings without effect: said when the model was made
+        shapes = shapes_of(found.model_class, arguments_of(settings))
+    plan = plan_theirs(found.rules(settings), source, shapes, where=where, dtype=dtype)
+    embedding = plan.specs[found.embedding].dtype
+    config = config | {"dtype": str(embedding).removeprefix("torch.")}
+    config["torch_dtype"] = config["dtype"]  # the key before transformers 5
+    return Export(family=found, config=config, plan=plan)
+
+
+def _family_asked(name: str) -> Family:
+    known = families()
+    if name not in known:
+        raise ConfigError(f"--family: {name!r} is not one of {', '.join(sorted(known))}.")
+    return known[name]
+
+
+def write_export(
+    export: Export,
+    folder: Path,
+    *,
+    tokenizer: TokenizerFiles | None = None,
+    tokenizer_where: str = "",
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a folder that transformers loads: all of it, or nothing.
+
+    Args:
+        export: What `plan_export` returned.
+        folder: The new folder; its parent must exist.
+        tokenizer: Files to write with it.
+        tokenizer_where: Where they are from, for messages.
+        shard_bytes: Maximum size of a file of weights.
+
+    Raises:
+        ConfigError: If the tokenizer has more ids than the model has embeddings.
+        CheckpointError: If the folder exists or cannot be written, or the source is damaged.
+    """
+    tokenizer = tokenizer or TokenizerFiles()
+    tokenizer.check(export.config["vocab_size"], tokenizer_where)
+    # Given though they are null: classes have defaults of their own.
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {name: tokenizer.token_ids.get(name) for name in names}
+    with new_folder(folder, num_bytes_of(export.plan.specs)) as hidden:
+        write_json(hidden / "config.json", {**export.config, **ids})
+        if GENERATION not in tokenizer.content:
+            write_json(hidden / GENERATION, {"_from_model_config": True, **ids})
+        tokenizer.write(hidden)
+        write_tensors(hidden, export.plan.specs, export.plan.tensors(), shard_bytes=shard_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """Our weights of a folder of Hugging Face: planned, not written.
+
+    Attributes:
+        family: The family.
+        arguments: The constructor arguments of our decoder.
+        settings: Its settings.
+        plan: The tensors, by the names of its state; an output layer that shares the weights of
+            the embedding is not among them.
+        weights: The tensors of the folder.
+    """
+
+    family: Family
+    arguments: Mapping[str, Any]
+    settings: DecoderSettings
+    plan: Plan
+    weights: LazyWeights
+
+
+def plan_import(folder: Path, *, key: str, dtype: torch.dtype | None = None) -> Import:
+    """Plan our weights for a folder of Hugging Face.
+
+    Args:
+        folder: With config.json and weights: safetensors or files of torch.save.
+        key: The setting or option that gives it, for messages.
+        dtype: Of the weights; None = as in the files.
+
+    Raises:
+        ConfigError: If the folder has no config.json or weights, only pickles, or an architecture
+            or option without counterpart.
+        CheckpointError: If the tensors are not those of config.json, or files are damaged.
+    """
+    config = read_config(folder, key=key)
+    where = str(folder / "config.json")
+    family = family_named(str(config.get("model_type")), where=where)
+    arguments = family.read_config(config, where)
+    settings = family.model_class.settings_of(**arguments)
+    weight_files(folder, key=key)
+    shapes = shapes_of(family.model_class, arguments)
+    weights = open_weights(folder)
+    plan = plan_ours(
+        family.rules(settings),
+        weights,
+        shapes,
+        family,
+        where=repr(str(folder)),
+        dtype=dtype,
+    )
+    return Import(family=family, arguments=arguments, settings=settings, plan=plan, weights=weights)
+
+
+def write_ours(
+    folder: Path,
+    plan: Plan,
+    *,
+    aliases: Mapping[str, str],
+    model_yaml: str,
+    tokenizer: TokenizerFiles,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write our weights, `model.yaml` and the tokenizer: all of it, or nothing.
+
+    Args:
+        folder: The new folder; its parent must exist.
+        plan: The tensors.
+        aliases: Their further names: tied weights.
+        model_yaml: The content of `model.yaml`.
+        tokenizer: Files to write with it.
+        shard_bytes: Maximum size of a file of weights.
+
+    Raises:
+        CheckpointError: If the folder exists or cannot be written, or the source is damaged.
+    """
+    with new_folder(folder, num_bytes_of(plan.specs)) as hidden:
+        write_text(hidden / MODEL_YAML, model_yaml)
+        tokenizer.write(hidden)
+        write_tensors(hidden, plan.specs, plan.tensors(), shard_bytes=shard_bytes, aliases=aliases)
+
+
+def aliases_of(settings: DecoderSettings) -> dict[str, str]:
+    """Return further names of our tensors: tied weights."""
+    return {OUR_HEAD: OUR_EMBEDDING} if settings.share_embedding_weights else {}
+
+
+def tokenizer_of(given: Path | None, source: Path) -> tuple[TokenizerFiles, str]:
+    """Return the files of a tokenizer and where they are from.
+
+    Args:
+        given: The one asked for; None = that of the source, if it has one.
+        source: The folder that is converted.
+
+    Raises:
+        ConfigError: If the one asked for does not exist, or is damaged.
+    """
+    if given is not None:
+        return read_tokenizer(given), repr(str(given))
+    if source.is_dir():
+        return read_tokenizer(source, is_required=False), repr(str(source))
+    return TokenizerFiles(), ""
