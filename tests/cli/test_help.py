@@ -17,7 +17,7 @@ from modelzoo_trainer.config.options import OPTIONS
 
 CHECKPOINT = (*checkpoint_commands._EXAMPLES, "convert")
 RUNS = tuple(dict.fromkeys(MODES.values()))
-PARSED = (*RUNS, "check", "plan", "schema")
+PARSED = (*RUNS, "lm_eval", "check", "plan", "schema")
 ALL = (
     *("", *PARSED, "config", "config convert", "checkpoint"),
     *(f"checkpoint {name}" for name in CHECKPOINT),

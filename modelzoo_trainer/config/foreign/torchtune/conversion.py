@@ -17,7 +17,6 @@ from modelzoo_trainer.config.foreign.torchtune.model import convert_model, folde
 NAME: Final = "torchtune"
 _REQUIRED: Final = ("model", "optimizer", "dataset", "checkpointer", "loss", "epochs")
 _LOSSES: Final = re.compile(r"(CrossEntropyLoss|CEWithChunkedOutputLoss|LinearCrossEntropy\w*)$")
-_DEVICES: Final = {"cuda": "gpu", "cpu": "cpu"}
 _LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _ADAMW: Final = {
     "AdamW": "",
@@ -74,7 +73,7 @@ class _Conversion:
     def run(self) -> dict[str, Any]:
         root = self._root
         self._loss()
-        init: dict[str, Any] = {"device": self._device(), "backend": self._backend()}
+        init: dict[str, Any] = {"device": root.text("device", "auto"), "backend": self._backend()}
         init["model_dir"] = root.text("output_dir", "./torchtune_run")
         init["model"] = convert_model(root)
         init["optimizer"] = self._optimizer()
@@ -102,10 +101,6 @@ class _Conversion:
             self._findings.mistake(
                 f"loss._component_: {name!r} has no counterpart; cross entropy and DPOLoss have."
             )
-
-    def _device(self) -> str:
-        given = str(self._root.text("device", "cuda"))
-        return _DEVICES.get(given, "auto")
 
     def _backend(self) -> dict[str, Any]:
         root = self._root
