@@ -147,3 +147,10 @@ def our_llama(folder: Path, **settings: Any) -> Any:
     other = type(model)(**arguments)
     other.load_state_dict(model.state_dict())
     return other
+
+
+def language_batches(num: int) -> list[dict[str, torch.Tensor]]:
+    """Return batches for training."""
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randint(0, 300, (2, 17), generator=generator) for _ in range(num)]
+    return [{"input_ids": row[:, :-1], "labels": row[:, 1:]} for row in rows]

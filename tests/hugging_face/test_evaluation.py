@@ -13,6 +13,7 @@ import torch
 
 from modelzoo_trainer import Trainer, TrainingLoop, ValidationCallback
 from modelzoo_trainer.callbacks import EleutherEvalHarness
+from modelzoo_trainer.cli.command import main
 from tests.doubles import History
 from tests.hugging_face.harness import (
     CHOICE,
@@ -20,6 +21,7 @@ from tests.hugging_face.harness import (
     PERPLEXITY,
     VOCAB,
     WRITE,
+    language_batches,
     make_llama,
     make_tasks,
     make_tokenizer,
@@ -29,6 +31,7 @@ from tests.hugging_face.harness import (
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 pytest.importorskip("lm_eval", reason="needs lm_eval")
 
+UNTRAINED = ("--set", "validate_all.ckpt_paths=null")
 ALL = f"{CHOICE},{WRITE},{PERPLEXITY}"
 # The command itself, but without reading the 10,000 files of its own tasks.
 COMMAND = """
@@ -150,12 +153,6 @@ def test_a_model_without_caches_and_other_batches_give_the_same(
     assert [one for one, _ in ours] == pytest.approx([one for one, _ in theirs], abs=2e-4)
 
 
-def language_batches(num: int) -> list[dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    rows = [torch.randint(0, 300, (2, 17), generator=generator) for _ in range(num)]
-    return [{"input_ids": row[:, :-1], "labels": row[:, 1:]} for row in rows]
-
-
 def train(folders, folder: Path, *callbacks: Any, steps: int = 4) -> tuple[Any, History]:
     """Train with dropout, and return the weights and the metrics."""
     history = History()
@@ -218,3 +215,23 @@ def test_it_runs_when_due_and_training_does_not_change(folders, tmp_path) -> Non
     assert records.names[0] == "start"
     assert records.names.count("end") == 4  # two kinds of requests, twice
     assert "batch_end" in records.names
+
+
+def test_the_command_evaluates_what_a_file_describes(
+    folders, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = "{name: gpt2, vocab_size: 320, hidden_size: 8, num_heads: 2, num_hidden_layers: 1, "
+    model += f"filter_size: 8, max_position_embeddings: {LIMIT}}}"
+    callback = f"{{eeh_args: {{tasks: a}}, pretrained_model_name_or_path: {folders['tokenizer']}}}"
+    text = f"trainer:\n  init:\n    device: cpu\n    model_dir: ./out\n    model: {model}\n"
+    text += f"    callbacks: [{{EleutherEvalHarness: {callback}}}]\n"
+    Path("params.yaml").write_text(text)
+    words = ["lm_eval", "params.yaml", "--tasks", CHOICE, "--include_path", str(folders["tasks"])]
+
+    assert main([*words, "--limit", "3", "--output_path", "found"]) != 0  # no checkpoint
+    assert main([*words, "-L", "3", "--output_path", "found", *UNTRAINED]) == 0
+
+    assert results(tmp_path / "found")[CHOICE]["sample_len"] == 3
+    lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
+    assert any(f"eleuther_0/{CHOICE}/acc" in json.loads(line) for line in lines)
