@@ -579,7 +579,7 @@ def foreign_page() -> str:
     lines += [
         "What `modelzoo-trainer config convert` does with each key of a file of another library: "
         "the key here, or why there is none and what to do instead. `*` is any other key. How to "
-        "convert a file: [llm-foundry](../from_llm_foundry.md).",
+        "convert a file: [llm-foundry](../from_llm_foundry.md), [torchtune](../from_torchtune.md).",
         "",
     ]
     for title, keys in FOREIGN_KEYS.items():

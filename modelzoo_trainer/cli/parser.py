@@ -29,7 +29,7 @@ _SUMMARIES: Final = {
     "plan": "estimate memory, communication and FLOPs of training, without devices or data",
     "schema": "print the JSON Schema of the files, for editors",
     "checkpoint": "list, show, verify, compare, export, convert or delete checkpoints",
-    "config": "convert configurations of llm-foundry to the format of this package",
+    "config": "convert configurations of llm-foundry and torchtune to the format of this package",
     "report": "write an HTML report with the curves of one or several runs",
     "data_preprocess": "convert text or datasets to HDF5 rows of tokens",
 }

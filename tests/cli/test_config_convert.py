@@ -15,6 +15,16 @@ max_duration: 10ba
 global_train_batch_size: 16
 device_train_microbatch_size: 4
 """
+EXACT = """\
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: t.model, max_seq_len: 64}
+model: {_component_: torchtune.models.llama3_2.llama3_2_1b}
+checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: ./tiny}
+dataset: {_component_: torchtune.datasets.text_completion_dataset, source: ./data}
+optimizer: {_component_: torch.optim.AdamW, lr: 1.0e-3, weight_decay: 0.0}
+loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+epochs: 2
+dtype: fp32
+"""
 
 
 @pytest.fixture
@@ -44,8 +54,9 @@ def test_without_a_file_to_write_it_is_printed(theirs, capfd):
 
 def test_strict_is_1_if_something_has_no_counterpart(theirs, capfd):
     words = ["config", "convert", "theirs.yaml", "--strict"]
+    theirs.write_text(EXACT)
     assert main(words) == 0
-    theirs.write_text(FILE + "tokens: 3\n")
+    theirs.write_text(EXACT + "tokens: 3\n")
     assert main(words) == 1
 
 
@@ -63,7 +74,7 @@ def test_an_existing_file_is_not_overwritten(theirs, capfd):
     ("text", "said"),
     [
         ("trainer: {init: {}}", "needs no conversion"),
-        ("a: 1", "looks like a file of none of llm-foundry"),
+        ("a: 1", "looks like a file of none of llm-foundry, torchtune"),
         ("- 1", "expected a mapping"),
     ],
 )

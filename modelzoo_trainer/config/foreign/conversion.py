@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 from modelzoo_trainer.config.foreign.findings import Findings
 from modelzoo_trainer.config.foreign.interpolation import resolve
 from modelzoo_trainer.config.foreign.llm_foundry import conversion as llm_foundry
+from modelzoo_trainer.config.foreign.torchtune import conversion as torchtune
 from modelzoo_trainer.config.loader import read_file, to_yaml
 from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.errors import ConfigError
@@ -17,10 +18,12 @@ Convert: TypeAlias = Callable[[dict[str, Any], set[str], Findings, int | None], 
 
 LIBRARIES: Final[dict[str, Convert]] = {
     llm_foundry.NAME: llm_foundry.convert,
+    torchtune.NAME: torchtune.convert,
 }
 """Conversions by the name of the library."""
 _SIGNS: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
     llm_foundry.NAME: llm_foundry.is_llm_foundry,
+    torchtune.NAME: torchtune.is_torchtune,
 }
 
 
@@ -43,7 +46,9 @@ def convert_file(
     """
     content = to_plain(read_file(path))
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected a mapping, such as a training file of llm-foundry.")
+        raise ConfigError(
+            f"{path}: expected a mapping, a training file of {' or '.join(LIBRARIES)}."
+        )
     library = library or _library_of(content, path)
     findings = Findings()
     try:

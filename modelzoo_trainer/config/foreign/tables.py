@@ -7,6 +7,7 @@ from typing import Final
 from modelzoo_trainer.config.foreign.llm_foundry.keys import COMMON
 from modelzoo_trainer.config.foreign.llm_foundry.model_keys import MODEL
 from modelzoo_trainer.config.foreign.section import Keys
+from modelzoo_trainer.config.foreign.torchtune.keys import KEYS
 
 
 def _of(keys: Keys, start: str) -> Keys:
@@ -17,5 +18,6 @@ FOREIGN_KEYS: Final[dict[str, Keys]] = {
     "llm-foundry": COMMON,
     "llm-foundry: model hf_causal_lm": _of(MODEL, "hf."),
     "llm-foundry: model mpt_causal_lm": _of(MODEL, "mpt."),
+    "torchtune": KEYS,
 }
 """Keys by the title of their table."""

@@ -118,7 +118,7 @@ def test_weight_decay_is_that_of_the_decoupled_optimizers(convert, name, kind, u
             square = 0.95 * square + 0.05 * gradient**2
             value -= lr * update(average, square, step)
     assert param.item() == pytest.approx(value, abs=1e-8)
-    assert next(one.path for one in findings.of(Kind.DIFFERENT)) == "optimizer.weight_decay"
+    assert "optimizer.weight_decay" in [one.path for one in findings.of(Kind.DIFFERENT)]
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ class Data:
             loader |= self._text(dataset)
         elif kind == "finetuning":
             loader |= self._finetuning(dataset)
+            why = "rows that are too long are skipped; there their ends are cut. Set truncation."
+            self._findings.add(Kind.DIFFERENT, dataset.path, ..., why)
         else:
             self._findings.mistake(
                 f"{section.where('name')}: {kind!r} has no counterpart; text and finetuning have."
@@ -82,7 +84,8 @@ class Data:
         seed = dataset.integer("shuffle_seed")
         if seed is not None:
             loader["shuffle_seed"] = seed
-        for key in ("drop_last", "num_workers", "prefetch_factor", "persistent_workers"):
+        loader["drop_last"] = section.flag("drop_last", False)
+        for key in ("num_workers", "prefetch_factor", "persistent_workers"):
             value = section.take(key)
             if value is not None:
                 loader[key] = value
@@ -110,7 +113,10 @@ class Data:
 
     def _finetuning(self, dataset: Section) -> dict[str, Any]:
         if dataset.take("hf_name") is None:
-            return {**self._text(dataset), **_ANSWERS, "packing": False}
+            loader = {**self._text(dataset), **_ANSWERS}
+            for key in ("packing", "text_column"):
+                loader.pop(key, None)
+            return loader
         return {**_ANSWERS, **_source(dataset)}
 
 
@@ -118,6 +124,7 @@ _ANSWERS: Final = {
     "task": "instruction",
     "prompt_column": "prompt",
     "response_column": "response",
+    "separator": "",  # theirs are joined as they are
 }
 
 
