@@ -154,6 +154,13 @@ def test_what_depends_on_the_length_of_an_epoch_needs_it(convert):
     assert [one["total_iters"] for member in members for one in member.values()] == [10, 90]
 
 
+def test_a_run_that_ends_in_its_warmup_has_a_warmup_alone(convert):
+    text = changed(SMALL, scheduler="{name: cosine_with_warmup, t_warmup: 200ba}")
+    trainer, _ = convert(text)
+    rise = {"initial_learning_rate": 0.0, "end_learning_rate": 1e-3, "total_iters": 200}
+    assert trainer["init"]["schedulers"] == [{"LinearLR": rise}]
+
+
 @pytest.mark.parametrize(
     ("strategy", "parallel", "sharding"),
     [
@@ -255,7 +262,7 @@ def test_a_secret_is_not_shown(convert):
         ({"precision": "int4"}, "precision: 'int4' is unknown"),
         ({"seed": "yes"}, "seed: expected an integer, got 'yes'"),
         ({"optimizer": "3"}, "optimizer: expected a mapping"),
-        ({"scheduler": "{name: cosine_with_warmup, t_warmup: 100ba}"}, "scheduler.t_warmup"),
+        ({"scheduler": "{name: cosine_with_warmup, t_warmup: soon}"}, "scheduler.t_warmup"),
     ],
 )
 def test_an_invalid_value_is_refused_with_its_key(convert, values, said):
