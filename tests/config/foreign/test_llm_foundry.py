@@ -148,6 +148,7 @@ def test_what_depends_on_the_length_of_an_epoch_needs_it(convert):
     (missing,) = findings.of(Kind.MISSING)
     assert missing.path == "scheduler.t_max"
     assert "--steps-per-epoch" in missing.why
+    assert not [one for one in findings.of(Kind.NO_EFFECT) if one.path.startswith("scheduler")]
     trainer, findings = convert(text, steps_per_epoch=50)
     assert not findings.of(Kind.MISSING)
     members = trainer["init"]["schedulers"][0]["SequentialLR"]["schedulers"]
@@ -236,6 +237,8 @@ def test_a_finetune_keeps_its_values(convert_named):
     assert {"OpProfiler": {"start_step": 5, "end_step": 8}} in init["callbacks"]
     stop = {"metric": "validate_1/loss", "mode": "min", "patience": 3, "min_delta": 0.01}
     assert {"EarlyStopping": stop} in init["callbacks"]
+    (saver,) = [one for one in init["callbacks"] if "HuggingFaceCheckpoint" in one]
+    assert saver["HuggingFaceCheckpoint"]["folder"] == "./llama-sft/hf/hf_{step}"
     assert [one["path"] for one in trainer["fit"]["val_dataloader"]] == [
         "mosaicml/dolly_hhrlhf",
         "json",

@@ -95,6 +95,8 @@ def _steps(section: Section, key: str, default: str, run: Run) -> int | None:
     if steps is None:
         why = f"{run.why_unknown(time)} Until then the learning rate is constant."
         section.note(Kind.MISSING, key, why)
+        for factor in ("alpha", "alpha_f", "alpha_i"):  # the schedule that is listed has them
+            section.take(factor)
     return steps
 
 
