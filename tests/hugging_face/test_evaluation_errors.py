@@ -88,6 +88,7 @@ def test_a_missing_library_is_named_with_its_extra(folder, monkeypatch) -> None:
             {"tokenizer_file_path": "/none.json", "eos_id": 0},
             "tokenizer_file_path: '/none.json' is not a file",
         ),
+        ({"args": {"apply_chat_template": "own"}}, "no chat template named 'own'. It has one"),
         ({"args": {"include_path": "/none"}}, "include_path: '/none' is not a folder"),
         ({"args": {"tasks": f"{CHOICE},{CHOICE}*"}}, None),
     ],

@@ -12,6 +12,7 @@ import pytest
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop, ValidationCallback
 from modelzoo_trainer.callbacks import EleutherEvalHarness
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers import JsonlLogger
 from tests.distributed.ranks import run_ranks, try_ranks
 from tests.hugging_face.harness import (
@@ -31,6 +32,7 @@ pytest.importorskip("lm_eval", reason="needs lm_eval")
 ENGINES: dict[str, dict[str, Any]] = {
     "replicated": {},
     "sharded": {"parallel": {"shard": -1}},
+    "split": {"parallel": {"tensor": 2}},
 }
 
 
@@ -42,11 +44,11 @@ def folder(tmp_path_factory) -> Path:
     return base
 
 
-def harness(folder: Path, **options: Any) -> EleutherEvalHarness:
+def harness(folder: Path, tokens: int = 12, **options: Any) -> EleutherEvalHarness:
     own = {"tasks": f"{CHOICE},{WRITE},{PERPLEXITY}", "include_path": str(folder / "tasks")}
     tokenizer = str(folder / "tokenizer")
     options = {"batch_size": 3, "pretrained_model_name_or_path": tokenizer} | options
-    return EleutherEvalHarness(own | {"log_samples": True}, **options)
+    return EleutherEvalHarness(own | {"log_samples": True, "max_tokens": tokens}, **options)
 
 
 def evaluate(folder: Path, out: Path, backend: dict[str, Any]) -> dict[str, float]:
@@ -151,3 +153,42 @@ def test_a_run_that_is_killed_in_an_evaluation_has_the_metrics_of_one_that_is_no
     assert {name: value.tobytes() for name, value in again.items()} == {
         name: value.tobytes() for name, value in whole.items()
     }
+
+
+class Stops(ValidationCallback):
+    """Stops the run in the second batch of an evaluation."""
+
+    name_scope, every_n_vals, num_validate_loops = "stops", 1, 0
+
+    def run_validation(self, trainer, loop_idx, is_last):
+        pass
+
+    def on_eleuther_eval_harness_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if batch_idx == 1 and trainer.backend.is_main:
+            trainer.early_exit.stop("enough")
+
+
+def end_early(rank: int, folder: Path, out: Path) -> list[str]:
+    """Return what becomes of an evaluation that is stopped, and of one that is refused."""
+    found = []
+    for number, callbacks in enumerate(([harness(folder), Stops()], [harness(folder, tokens=48)])):
+        trainer = Trainer(
+            device="cpu",
+            model=our_llama(folder / "model"),
+            model_dir=out / str(number),
+            callbacks=callbacks,
+        )
+        try:
+            found.append(str(dict(trainer.validate_all().metrics)))
+        except ConfigError as error:
+            found.append(str(error))
+        trainer.close()
+    return found
+
+
+def test_all_processes_end_together(folder, tmp_path) -> None:
+    found = run_ranks(2, end_early, folder, tmp_path)
+
+    assert found[0] == found[1]
+    assert found[0][0] == "{}"
+    assert "generates up to 48 tokens" in found[0][1]
