@@ -18,7 +18,11 @@ from modelzoo_trainer.evaluation.arguments import read_arguments
 from modelzoo_trainer.evaluation.evaluation import Evaluation
 from modelzoo_trainer.evaluation.scoring import HOOK
 from modelzoo_trainer.evaluation.tasks import LoadedTasks, messages_in_log, require_lm_eval
-from modelzoo_trainer.evaluation.tokenizer import check_vocabulary, load_tokenizer
+from modelzoo_trainer.evaluation.tokenizer import (
+    check_vocabulary,
+    choose_chat_template,
+    load_tokenizer,
+)
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -190,8 +194,10 @@ class EleutherEvalHarness(ValidationCallback):
                 f"max_position_embeddings of the model ({limit}), got {self._max_length}. Set it "
                 f"to the length of the training data."
             )
+        self._check_routing(model)
         tokenizer = load_tokenizer(*self._tokenizer)
         check_vocabulary(tokenizer, model)
+        choose_chat_template(tokenizer, self.arguments.apply_chat_template)
         self._evaluation = Evaluation(
             self.arguments,
             self._load_tasks(trainer),
@@ -199,6 +205,17 @@ class EleutherEvalHarness(ValidationCallback):
             max_length=length,
             batch_size=self._batch_size,
         )
+
+    def _check_routing(self, model: Any) -> None:
+        """Refuse experts that a token gets by the other rows of its batch."""
+        experts = getattr(model, "experts", None)
+        names = ("router_selection_nonlinearity", "expert_weighting_nonlinearity")
+        is_by_batch = "sinkhorn" in [getattr(experts, name, None) for name in names]
+        if is_by_batch and self._batch_size > 1:
+            raise ConfigError(
+                f"EleutherEvalHarness.batch_size: {self._batch_size} with sinkhorn routing, where "
+                f"scores depend on the other rows of a batch. Set batch_size: 1."
+            )
 
     def _load_tasks(self, trainer: Trainer) -> LoadedTasks | None:
         """Load tasks and data in the main process, so that a mistake is found now. Collective."""

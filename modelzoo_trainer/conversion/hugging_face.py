@@ -20,7 +20,7 @@ from modelzoo_trainer.conversion.engine import (
     plan_theirs,
     shapes_of,
 )
-from modelzoo_trainer.conversion.family import Family, families, family_for, family_named
+from modelzoo_trainer.conversion.family import Family, families, family_for, family_of
 from modelzoo_trainer.conversion.sink import (
     new_folder,
     num_bytes_of,
@@ -180,7 +180,7 @@ def plan_import(folder: Path, *, key: str, dtype: torch.dtype | None = None) -> 
     """
     config = read_config(folder, key=key)
     where = str(folder / "config.json")
-    family = family_named(str(config.get("model_type")), where=where)
+    family = family_of(config, where=where)
     arguments = family.read_config(config, where)
     settings = family.model_class.settings_of(**arguments)
     weight_files(folder, key=key)

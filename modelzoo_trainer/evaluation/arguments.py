@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from annotated_types import Ge, Gt, Le, Predicate
+from annotated_types import Gt, Le, Predicate
 
 from modelzoo_trainer.constraints import (
     FinitePositiveFloat,
@@ -53,7 +53,7 @@ class HarnessArguments:
     max_tokens: PositiveInt | None = None
     temperature: NonNegativeFloat | None = None
     top_k: PositiveInt | None = None
-    top_p: Annotated[float, Gt(0), Le(1), Ge(0)] | None = None
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
 
     def __post_init__(self) -> None:
         if not self.names:

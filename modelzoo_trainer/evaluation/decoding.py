@@ -173,10 +173,10 @@ class DecodingLoop(ValidationLoop):
         """Write the tokens at a position into the batch, and return them, (B,)."""
         tokens = batch["input_ids"]
         drawn = choose(scores_at(position), self._sampling)
-        if position >= tokens.shape[1]:
-            return drawn
-        column = torch.where(batch["lengths"] > position, tokens[:, position], drawn)
-        tokens[:, position] = column
+        place = torch.full((1,), position, device=tokens.device)  # one graph for all positions
+        given = tokens.index_select(1, place)[:, 0]
+        column = torch.where(batch["lengths"] > place, given, drawn)
+        tokens.index_copy_(1, place, column[:, None])
         return column
 
     def _scorer(

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelzoo_trainer.devices import hold_lm_eval_in_process
 from modelzoo_trainer.evaluation import decoding
 from modelzoo_trainer.evaluation.adapter import SCORING, adapter_class
 from modelzoo_trainer.evaluation.arguments import HarnessArguments
@@ -57,6 +58,7 @@ class Evaluation:
         """
         backend = trainer.backend
         state = backend.rng_state()
+        restore = hold_lm_eval_in_process()
         processes = Processes(backend.comm, partial(self._perform, trainer))
         metrics: dict[str, float] | None = None
         try:
@@ -68,6 +70,7 @@ class Evaluation:
         except Interrupted:
             pass
         finally:
+            restore()
             backend.set_rng_state(state)
         found: dict[str, float] | None = backend.comm.broadcast_object(metrics)
         return found

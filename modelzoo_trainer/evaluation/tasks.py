@@ -61,6 +61,8 @@ def _load(arguments: HarnessArguments) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _known(name: str, manager: Any) -> bool:
+    if _PATTERN & set(name) and manager.match_tasks([name]):
+        return True
     return name in manager.task_index or Path(name).is_file()
 
 
@@ -72,7 +74,7 @@ def _loaded(arguments: HarnessArguments, manager: Any) -> dict[str, Any]:
         KeyError: If a group has a task that the manager does not know.
     """
     found: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-    for name in _expanded(arguments.names, manager):
+    for name in dict.fromkeys(_expanded(arguments.names, manager)):
         loaded = _load_one(name, manager)
         twice = found["tasks"].keys() & loaded["tasks"].keys()
         if twice:
@@ -89,7 +91,7 @@ def _loaded(arguments: HarnessArguments, manager: Any) -> dict[str, Any]:
 
 def _expanded(names: Sequence[str], manager: Any) -> Iterator[str]:
     for name in names:
-        if _known(name, manager):
+        if name in manager.task_index or Path(name).is_file():
             yield name
             continue
         matches = manager.match_tasks([name]) if _PATTERN & set(name) else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import (
     SETTINGS_PATTERNS,
     local_folder,
@@ -66,6 +66,34 @@ def _from_folder(transformers: Any, name: str) -> Any:
             f"{key}: {name!r} has no tokenizer that can be loaded ({text}). Give the folder of a "
             f"tokenizer, or tokenizer_file_path and eos_id."
         ) from error
+
+
+def choose_chat_template(tokenizer: Any, name: bool | str) -> None:
+    """Choose the template for chats, and check that there is one.
+
+    Args:
+        tokenizer: Its `chat_template` is replaced by the chosen one.
+        name: The name of one of several; True = the only one, or the default; False = none.
+
+    Raises:
+        ConfigError: If the tokenizer has none, or none of that name.
+    """
+    if name is False:
+        return
+    found = tokenizer.chat_template
+    if not found:
+        raise ConfigError(
+            f"{_OWNER}.eeh_args.apply_chat_template: the tokenizer has no chat template. Use the "
+            f"tokenizer of a chat model, or remove apply_chat_template."
+        )
+    if isinstance(name, str):
+        if not isinstance(found, dict) or name not in found:
+            advice = suggest(name, found) if isinstance(found, dict) else "It has one: use true."
+            raise ConfigError(
+                f"{_OWNER}.eeh_args.apply_chat_template: the tokenizer has no chat template named "
+                f"{name!r}. {advice}"
+            )
+        tokenizer.chat_template = found[name]
 
 
 def check_vocabulary(tokenizer: Any, model: Any) -> None:

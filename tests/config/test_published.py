@@ -255,14 +255,11 @@ def test_a_class_without_arguments_takes_none():
 @pytest.mark.corpus
 def test_the_published_configurations_have_no_problems():
     found = {}
-    num_checked = Counter()
     for path in sorted(CORPUS.rglob("*.yaml")):
         for kind, name, place in unshipped(path):
-            num_checked[kind] += 1
             if wrong := problems_of(kind, place, name):
                 found[path.name, name] = wrong
     assert found == {}
-    assert num_checked["callback"] > 0
 
 
 @pytest.mark.corpus

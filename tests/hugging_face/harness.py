@@ -14,6 +14,7 @@ TEXT: Final = (
     "Question: what is it? Answer: yes it is. Answer: no it is not.\n"
 )
 CHOICE, WRITE, PERPLEXITY = "tiny_choice", "tiny_write", "tiny_perplexity"
+GROUP: Final = "tiny_group"
 VOCAB: Final = 320
 LIMIT: Final = 48
 SIZES: Final[dict[str, Any]] = {
@@ -48,6 +49,7 @@ def make_tokenizer(folder: Path) -> Path:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", bos_token="<|end|>"
     )
+    fast.chat_template = _CHAT
     fast.save_pretrained(folder)
     return folder
 
@@ -72,6 +74,8 @@ def make_tasks(folder: Path) -> Path:
     _write(folder, CHOICE, choices, _CHOICE)
     _write(folder, WRITE, prompts, _WRITE)
     _write(folder, PERPLEXITY, texts, _PERPLEXITY)
+    group = {"group": GROUP, "task": [CHOICE], "aggregate_metric_list": [{"metric": "acc"}]}
+    (folder / "group.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
     return folder
 
 
@@ -92,7 +96,11 @@ def _write(folder: Path, name: str, rows: list[dict[str, Any]], task: dict[str, 
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(own | task), encoding="utf-8")
 
 
-_MEAN: Final = {"aggregation": "mean", "higher_is_better": True}
+_CHAT: Final = (
+    "{% for message in messages %}{{ message.role[0] }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}a: {% endif %}"
+)
+_MEAN: Final[dict[str, Any]] = {"aggregation": "mean", "higher_is_better": True}
 _CHOICE: Final = {
     "output_type": "multiple_choice",
     "doc_to_text": "{{question}} ",
@@ -147,3 +155,10 @@ def our_llama(folder: Path, **settings: Any) -> Any:
     other = type(model)(**arguments)
     other.load_state_dict(model.state_dict())
     return other
+
+
+def language_batches(num: int) -> list[dict[str, torch.Tensor]]:
+    """Return batches for training."""
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randint(0, 300, (2, 17), generator=generator) for _ in range(num)]
+    return [{"input_ids": row[:, :-1], "labels": row[:, 1:]} for row in rows]

@@ -30,7 +30,10 @@ def maker(root: Path) -> ModuleType:
     return module
 
 
-NAMES = ["callbacks", "data", "hooks", "loggers", "models", "optimizers", "schedules", "trainer"]
+NAMES = [
+    *("callbacks", "data", "foreign_configs", "hooks", "loggers", "models", "optimizers"),
+    *("schedules", "trainer"),
+]
 
 
 @pytest.mark.parametrize("name", [f"{name}.md" for name in NAMES])
