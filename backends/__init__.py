@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SLACK_BOT_TOKEN,
         from_environment,
         hold_hf_cache_dir,
+        hold_lm_eval_in_process,
         limit_batches,
         loaded_hf_libraries,
     )
@@ -59,6 +60,7 @@ _HOMES = {
         "SLACK_BOT_TOKEN",
         "from_environment",
         "hold_hf_cache_dir",
+        "hold_lm_eval_in_process",
         "loaded_hf_libraries",
         "LIMIT_BATCHES",
         "MODELZOO_ROOT",
@@ -108,6 +110,7 @@ __all__ = [
     "from_environment",
     "held_switches",
     "hold_hf_cache_dir",
+    "hold_lm_eval_in_process",
     "hold_switches",
     "host_value",
     "is_for_real",

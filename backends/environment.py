@@ -55,6 +55,15 @@ def hold_hf_cache_dir(folder: str) -> Callable[[], None]:
     return _overrides().hold(dict.fromkeys(_HF_FOLDERS, folder))
 
 
+def hold_lm_eval_in_process() -> Callable[[], None]:
+    """Make `lm_eval` start no processes: forked from a run, they may hang.
+
+    Returns:
+        A function that restores the environment.
+    """
+    return _overrides().hold({"DISABLE_MULTIPROC": "1"})
+
+
 def loaded_hf_libraries() -> list[str]:
     """Return the imported ones of these libraries, which have already read the environment."""
     return [name for name in _HF_LIBRARIES if name in sys.modules]

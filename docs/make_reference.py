@@ -26,6 +26,7 @@ from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.callback import Callback, hook_names
 from modelzoo_trainer.callback_list import core_callbacks
 from modelzoo_trainer.cli.command import main as run_command
+from modelzoo_trainer.config.foreign.tables import FOREIGN_KEYS
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -572,6 +573,25 @@ def command_page() -> str:
     return "\n".join(lines)
 
 
+def foreign_page() -> str:
+    """Return the page of the keys of other libraries."""
+    lines = [HEAD, "# Keys of other libraries", ""]
+    lines += [
+        "What `modelzoo-trainer config convert` does with each key of a file of another library: "
+        "the key here, or why there is none and what to do instead. `*` is any other key. How to "
+        "convert a file: [llm-foundry](../from_llm_foundry.md), [torchtune](../from_torchtune.md).",
+        "",
+    ]
+    for title, keys in FOREIGN_KEYS.items():
+        lines += [f"## {title}", "", "| key | here |", "|---|---|"]
+        for path, key in keys.items():
+            shown = path.partition(".")[2] if path.startswith(("hf.", "mpt.")) else path
+            before = "" if key.kind is None else f"{key.kind.value.lower()}: "
+            lines.append(f"| `{shown}` | {before}{key.text} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "callbacks.md": callbacks_page,
     "loggers.md": loggers_page,
@@ -581,6 +601,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "schedules.md": schedules_page,
     "models.md": models_page,
     "data.md": data_page,
+    "foreign_configs.md": foreign_page,
     "../command_line.md": command_page,
 }
 

@@ -45,6 +45,7 @@ CALLS: Final = {
     "schedule.count_validation": "act: one dataloader of the validation is done",
     "early_exit.check": "answer: has a stop been asked for",
     "logging.gate_validation": "act: loops with hooks of their own have no other sign of a batch",
+    "loop.step": "act: run a batch, of which an evaluation computes something else than a loss",
     "checkpoint.choose": "answer: which checkpoint",
     "checkpoint.restoring": "act: read",
     "checkpoint.to_roll_back_to": "answer: which checkpoint",

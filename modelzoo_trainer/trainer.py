@@ -59,7 +59,7 @@ from modelzoo_trainer.core.trainer_arguments import (
     check_progress,
     explain_missing,
 )
-from modelzoo_trainer.devices import Backend, Stream
+from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_pairs, watch_global_callbacks
 from modelzoo_trainer.hooks.spec import note_origin
@@ -649,11 +649,8 @@ class Trainer(InterceptableMethods):
     @event("validation-step")
     def validation_step(self, batch: Batch, loop: ValidationLoop, batch_idx: int = 0) -> Outputs:
         """Run forward on one batch, without gradients."""
-        with self.backend.inference(), self.backend.step(batch_idx, Stream.VALIDATE):
-            self.call(loop.on_step_start_hook, self.model, batch)
-            outputs = self.forward(batch)
-            self.call(loop.on_step_end_hook, self.model, outputs, batch)
-        return outputs
+        with self.backend.inference():
+            return loop.step(self, batch, batch_idx)
 
     @event("validate-all", passes_result=False)
     def validate_all(

@@ -108,6 +108,9 @@ MAKERS: Final[dict[str, Callable[[], Callback]]] = {
     ),
 }
 
+ELSEWHERE: Final = {"EleutherEvalHarness"}
+"""Callbacks whose libraries not all tests have: tests/hugging_face."""
+
 SETTINGS: Final[dict[str, dict[str, Any]]] = {  # what a trainer needs for them
     "LogSparsity": {"sparsity": 0.5},
     "WSDCheckpoint": {

@@ -130,6 +130,12 @@ def _check_sizes(model: Module, name: str, style: str, num: int) -> None:
     if isinstance(layer, Linear) and style == "colwise":
         what, size = "outputs", layer.out_features
         owner = model.get_submodule(name.rpartition(".")[0])
+        if getattr(owner, "q_norm", None) is not None:
+            raise BackendError(
+                f"backend.tensor_plan splits {name}, but its heads share the weights of norms "
+                f"(attention_qk_norm), of which each process would get another gradient. Leave "
+                f"attention out of the plan, as the model's own plan does."
+            )
         head_dim = getattr(owner, "head_dim", None)
         if isinstance(head_dim, int) and size % head_dim == 0 and size // head_dim % num:
             raise BackendError(

@@ -17,6 +17,7 @@ from modelzoo_trainer.callbacks.csx_noops import DebugArgsPath, HFCacheDir, Weig
 from modelzoo_trainer.callbacks.dump_activations import DumpActivations
 from modelzoo_trainer.callbacks.dump_available_tensor_names import DumpAvailableTensorNames
 from modelzoo_trainer.callbacks.early_stopping import EarlyStopping
+from modelzoo_trainer.callbacks.eleuther_eval_harness import EleutherEvalHarness
 from modelzoo_trainer.callbacks.expert_load import LogExpertLoad
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.callbacks.flags import (
@@ -81,6 +82,7 @@ __all__ = [
     "DumpAvailableTensorNames",
     "DurationProfiler",
     "EarlyStopping",
+    "EleutherEvalHarness",
     "EmailNotification",
     "ExtraCheckpoint",
     "FlopUtilization",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -58,10 +58,9 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
         return run_checkpoint_command(
             words[1:], prog=f"{PROG} checkpoint", extend=converting.add_command
         )
-    if words[:1] == ["report"]:
-        return _report_runs(words[1:])
-    if words[:1] == ["data_preprocess"]:
-        return _preprocess(words[1:])
+    apart = _APART.get(words[0]) if words else None
+    if apart is not None:
+        return apart(words[1:])
     options = parse(words)
     try:
         require_sibling("backends")
@@ -96,6 +95,21 @@ def _report_runs(words: Sequence[str]) -> int:
     return code
 
 
+def _convert_config(words: Sequence[str]) -> int:
+    from modelzoo_trainer.config.foreign.command import parser, run
+
+    options = parser(f"{PROG} config").parse_args(words)
+    try:
+        code, text = run(options)
+    except ConfigError as error:
+        return refuse(str(error))
+    except OSError as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return (inspecting.output(text) if text is not None else 0) or code
+
+
 def _preprocess(words: Sequence[str]) -> int:
     """Convert data to rows; nothing of it imports torch."""
     from modelzoo_trainer.preprocessing.command import add_arguments, run
@@ -116,6 +130,14 @@ def _preprocess(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         say("Interrupted; run the same command again to continue.")
         return INTERRUPTED
+
+
+_APART: Final[dict[str, Callable[[Sequence[str]], int]]] = {
+    "config": _convert_config,
+    "data_preprocess": _preprocess,
+    "report": _report_runs,
+}
+"""Commands with parsers and errors of their own."""
 
 
 @contextmanager

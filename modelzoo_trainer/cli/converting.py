@@ -18,7 +18,7 @@ from modelzoo_trainer.exit_codes import DONE, WRONG_USE
 _LAYOUTS: Final = ("hf", "cerebras")
 _DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 _EXAMPLES: Final = (
-    "convert runs/a/checkpoint_500 exported --to hf --tokenizer tokenizer.json",
+    "convert runs/a/checkpoint_500 exported --to hf --tokenizer tokenizer",
     "convert Llama-3.2-1B llama_1b --from hf",
     "convert weights.pt llama_7b --from cerebras --params params.yaml",
 )

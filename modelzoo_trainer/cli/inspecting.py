@@ -30,7 +30,7 @@ def check(options: argparse.Namespace, names: MakeNames) -> int:
         if options.explain_hooks:
             texts.append(hook_order(plan))
     texts.append(verdict(plans))
-    return _print(hide_in_text("\n\n".join(texts)))
+    return output(hide_in_text("\n\n".join(texts)))
 
 
 def plan(options: argparse.Namespace, names: MakeNames) -> int:
@@ -45,7 +45,7 @@ def plan(options: argparse.Namespace, names: MakeNames) -> int:
         return load_plans(options, names, for_a_run=False)
 
     fits, text = plan_on_paper(load, options.world_size, options.memory)
-    code = _print(hide_in_text(text))
+    code = output(hide_in_text(text))
     return code if fits else FAILED
 
 
@@ -53,10 +53,10 @@ def schema(options: argparse.Namespace, names: MakeNames) -> int:
     """Print the JSON Schema of the files."""
     from modelzoo_trainer.config.json_schema import json_schema
 
-    return _print(json.dumps(json_schema(names(import_modules(options))), indent=1))
+    return output(json.dumps(json_schema(names(import_modules(options))), indent=1))
 
 
-def _print(text: str) -> int:
+def output(text: str) -> int:
     """Write to standard output; a closed pipe is not a failure."""
     try:
         print(text, flush=True)  # noqa: T201  # the output of the command

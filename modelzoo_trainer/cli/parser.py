@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer import __version__
+from modelzoo_trainer.cli import harness
 from modelzoo_trainer.cli.suggestions import CLUSTER_OPTIONS, suggest_command, suggest_option
 from modelzoo_trainer.config.modes import DEFAULT_MODE, MODES
 from modelzoo_trainer.config.options import OPTIONS
@@ -16,20 +17,23 @@ from modelzoo_trainer.config.options import OPTIONS
 PROG: Final = "modelzoo-trainer"
 
 _RUNS: Final = {method: mode for mode, method in MODES.items()}  # the last mode of each
+_RUNS[harness.NAME] = _RUNS["validate_all"]
 _SUMMARIES: Final = {
     "fit": "train, and validate as often as the file asks for",
     "validate": "validate a model or a checkpoint once",
     "validate_all": "validate several checkpoints, each on all validation data",
     "test": "evaluate a checkpoint on the test data",
     "predict": "compute and save the outputs of a model",
+    "lm_eval": "evaluate a language model on tasks of lm_eval, by EleutherEvalHarness in the file",
     "check": "check a file and list what would run; builds and writes nothing",
     "plan": "estimate memory, communication and FLOPs of training, without devices or data",
     "schema": "print the JSON Schema of the files, for editors",
     "checkpoint": "list, show, verify, compare, export, convert or delete checkpoints",
+    "config": "convert configurations of llm-foundry and torchtune to the format of this package",
     "report": "write an HTML report with the curves of one or several runs",
     "data_preprocess": "convert text or datasets to HDF5 rows of tokens",
 }
-_OTHERS: Final = ("check", "plan", "schema", "checkpoint", "report", "data_preprocess")
+_OTHERS: Final = ("check", "plan", "schema", "checkpoint", "config", "report", "data_preprocess")
 COMMANDS: Final = (*_RUNS, *_OTHERS)
 """All sub-commands, in the order of the help."""
 
@@ -40,6 +44,7 @@ _EXAMPLES: Final = {
         "validate params.yaml --checkpoint_path runs/a/checkpoint_500",
         "check params.yaml",
         "checkpoint list runs/a",
+        "config convert theirs.yaml -o params.yaml",
         "report runs/a runs/b -o report.html",
     ),
     "fit": (
@@ -54,6 +59,10 @@ _EXAMPLES: Final = {
     "validate_all": (
         "validate_all params.yaml",
         "validate_all params.yaml --checkpoint_path 'runs/a/checkpoint_*'",
+    ),
+    "lm_eval": (
+        "lm_eval params.yaml --tasks hellaswag,arc_easy --num_fewshot 5",
+        "lm_eval params.yaml --checkpoint_path 'runs/a/checkpoint_*' --limit 100",
     ),
     "check": ("check params.yaml", "check params.yaml --mode eval --explain-hooks"),
     "plan": ("plan params.yaml --world-size 64 --memory 80GiB",),
@@ -95,6 +104,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     else:
         _ADD[name](parser)
     options = _parse_known(parser, words[1:], command=name)
+    if name == harness.NAME:
+        harness.add_changes(options)
     if options.validate_only:
         options.action = "check"
     elif options.compile_only:
@@ -125,6 +136,7 @@ def command_parser(name: str) -> argparse.ArgumentParser:
         modules=[],
         params=None,
         python_paths=[],
+        restrict=None,
         supervised=None,
         validate_only=False,
     )
@@ -173,6 +185,9 @@ def _add_run_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         help="folders in which to look for modules that the file or --import names",
     )
     parser.add_argument(_SUPERVISED, help=argparse.SUPPRESS)  # for a supervisor to give
+    if name == harness.NAME:
+        harness.add_options(parser)
+        parser.set_defaults(restrict=harness.restrict)
     _add_cluster_options(parser)
     _add_overrides(parser)
 
@@ -281,7 +296,7 @@ def _parser_without_command() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(ignored=(), python_paths=[])
+    parser.set_defaults(ignored=(), python_paths=[], restrict=None)
     parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
     group = parser.add_argument_group("options without a command")
     group.add_argument("-p", "--params", type=Path, metavar="FILE", help="the YAML file")

@@ -29,7 +29,7 @@ def load_plans(
     from modelzoo_trainer.config import build
 
     modules = import_modules(options)
-    return build.load_plans(
+    plans = build.load_plans(
         options.params,
         lambda: names(modules),
         mode=options.mode,
@@ -37,6 +37,7 @@ def load_plans(
         options=overrides(options),
         for_a_run=for_a_run,
     )
+    return plans if options.restrict is None else options.restrict(plans)
 
 
 def import_modules(options: argparse.Namespace) -> list[ModuleType]:

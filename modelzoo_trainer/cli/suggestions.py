@@ -55,7 +55,6 @@ _COMMANDS: Final = {
     "eval": "validate",
     "evaluate": "validate",
     "eval_all": "validate_all",
-    "config": "check",
     "ckpt": "checkpoint",
     "checkpoints": "checkpoint",
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.conversion.family import Family
-from modelzoo_trainer.conversion.rules import Rule, Shape, TensorSpec, common_dtype
+from modelzoo_trainer.conversion.rules import Copy, Rule, Shape, TensorSpec, common_dtype
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.models.decoder import Decoder
 
@@ -102,6 +102,12 @@ class Plan:
         """Make one tensor; of several that are made of the same, each call reads that again."""
         made = _made(self._step_of[name], self._source, self.specs)
         return next(tensor for found, tensor in made if found == name)
+
+    def original_of(self, name: str) -> str | None:
+        """Return the tensor of the source that a tensor is a copy of, None if it is none."""
+        step = self._step_of[name]
+        is_copy = type(step.rule) is Copy and step.dtype == self.specs[name].dtype
+        return step.inputs[0] if is_copy else None
 
 
 def _made(

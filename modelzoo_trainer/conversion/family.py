@@ -15,7 +15,18 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.registry import model_class
 
 _MODULES: Final = (
-    *("llama", "mixtral", "gemma2", "gpt2", "bloom", "gpt_bigcode", "gptj", "gpt_neox", "falcon"),
+    *(
+        "llama",
+        "qwen",
+        "mixtral",
+        "gemma2",
+        "gpt2",
+        "bloom",
+        "gpt_bigcode",
+        "gptj",
+        "gpt_neox",
+        "falcon",
+    ),
 )
 """The modules of `families`, in the order in which they are tried for a model without a name."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from modelzoo_trainer.checkpointing.lazy_weights import open_weights
+from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
 from modelzoo_trainer.conversion.engine import (
     OUR_EMBEDDING,
     OUR_HEAD,
@@ -20,7 +20,7 @@ from modelzoo_trainer.conversion.engine import (
     plan_theirs,
     shapes_of,
 )
-from modelzoo_trainer.conversion.family import Family, families, family_for, family_named
+from modelzoo_trainer.conversion.family import Family, families, family_for, family_of
 from modelzoo_trainer.conversion.sink import (
     new_folder,
     num_bytes_of,
@@ -155,12 +155,14 @@ class Import:
         settings: Its settings.
         plan: The tensors, by the names of its state; an output layer that shares the weights of
             the embedding is not among them.
+        weights: The tensors of the folder.
     """
 
     family: Family
     arguments: Mapping[str, Any]
     settings: DecoderSettings
     plan: Plan
+    weights: LazyWeights
 
 
 def plan_import(folder: Path, *, key: str, dtype: torch.dtype | None = None) -> Import:
@@ -178,20 +180,21 @@ def plan_import(folder: Path, *, key: str, dtype: torch.dtype | None = None) -> 
     """
     config = read_config(folder, key=key)
     where = str(folder / "config.json")
-    family = family_named(str(config.get("model_type")), where=where)
+    family = family_of(config, where=where)
     arguments = family.read_config(config, where)
     settings = family.model_class.settings_of(**arguments)
     weight_files(folder, key=key)
     shapes = shapes_of(family.model_class, arguments)
+    weights = open_weights(folder)
     plan = plan_ours(
         family.rules(settings),
-        open_weights(folder),
+        weights,
         shapes,
         family,
         where=repr(str(folder)),
         dtype=dtype,
     )
-    return Import(family=family, arguments=arguments, settings=settings, plan=plan)
+    return Import(family=family, arguments=arguments, settings=settings, plan=plan, weights=weights)
 
 
 def write_ours(

@@ -55,6 +55,8 @@ def _read_scaling(
     if kind != "linear" and length is not None:
         extra.setdefault("original_max_position_embeddings", length)
     factor, magnitude = given.pop("factor", None), given.pop("attention_factor", None)
+    if kind == "yarn" and magnitude is None:
+        magnitude = _yarn_magnitude(factor, given)
     if given:
         config.refuse(key, f"{next(iter(given))} with rope_type {kind}")
     if kind == "longrope":
@@ -89,6 +91,15 @@ def _parameters(config: ConfigReader) -> tuple[str, dict[str, Any]]:
         if given.setdefault(name, value) != value:
             config.refuse("rope_scaling", f"rope_parameters has another {name}")
     return "rope_parameters" if config.has("rope_parameters") else "rope_scaling", given
+
+
+def _yarn_magnitude(factor: Any, given: dict[str, Any]) -> float | None:
+    """Return the factor on cosines and sines if a file has those of both its parts; as DeepSeek."""
+    parts = given.pop("mscale", None), given.pop("mscale_all_dim", None)
+    if not all(parts) or not isinstance(factor, int | float) or factor <= 1:
+        return None
+    over, under = (0.1 * float(part) * math.log(factor) + 1 for part in parts)
+    return over / under
 
 
 def _check_one_length(

@@ -28,8 +28,10 @@ def read_windows(config: ConfigReader, window: int | None, usual: Sequence[str])
         config.refuse("layer_types", f"there are {len(usual)} layers")
     if not {*kinds} <= {SLIDING, FULL}:
         config.refuse("layer_types", f"supported: {SLIDING} and {FULL}")
-    if window is None or SLIDING not in kinds:
+    if SLIDING not in kinds:
         return {}
+    if window is None:
+        config.refuse("layer_types", f"{SLIDING} without a length of the window")
     settings: dict[str, Any] = {"attention_sliding_window_length": window}
     if FULL not in kinds:
         return settings

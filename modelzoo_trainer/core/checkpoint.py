@@ -24,6 +24,7 @@ from modelzoo_trainer.constraints import (
     PositiveInt,
     checked,
 )
+from modelzoo_trainer.conversion.loading import read_weights_for
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.checkpoint_writer import (
     CheckpointSaver,
@@ -631,7 +632,7 @@ class Checkpoint(CoreCallback, Interceptable):
                 f"ckpt_path: {str(path)!r} does not exist. {self._instead_of(trainer, path)}"
             )
         elif checkpointing.holds_weights(path):
-            state = {"model": checkpointing.lazy_state(checkpointing.open_weights(path))}
+            state = {"model": read_weights_for(trainer.model, path)}
         else:
             state = checkpointing.load(path)
         self._begun = path.resolve(), state.get("global_step")

@@ -19,6 +19,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Seconds, checked
+from modelzoo_trainer.devices import Stream
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.run_hints import log_hints, refuse_short
 
@@ -115,6 +116,14 @@ class ValidationLoop(LoopCallback):
         self.on_batch_end_hook = f"on_{hook}_batch_end"
         self.on_step_start_hook = f"on_{hook}_step_start"
         self.on_step_end_hook = f"on_{hook}_step_end"
+
+    def step(self, trainer: Trainer, batch: Batch, batch_idx: int) -> Outputs:
+        """Return what the model computes of a batch; a subclass may compute something else."""
+        with trainer.backend.step(batch_idx, Stream.VALIDATE):
+            trainer.call(self.on_step_start_hook, trainer.model, batch)
+            outputs = trainer.forward(batch)
+            trainer.call(self.on_step_end_hook, trainer.model, outputs, batch)
+        return outputs
 
 
 class TrainingLoop(LoopCallback):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from modelzoo_trainer.models.attend import attend
 from modelzoo_trainer.models.context import Context
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.feed_forward import make_norm
 from modelzoo_trainer.models.parametrization import attention_scale
 from modelzoo_trainer.models.rotary import rotate
 
@@ -33,6 +34,12 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(size, inner_size, bias=bias)
         self.k_proj = nn.Linear(size, kv_size, bias=bias)
         self.v_proj = nn.Linear(size, kv_size, bias=bias)
+        self.q_norm: nn.Module | None = None
+        self.k_norm: nn.Module | None = None
+        if settings.attention_qk_norm is not None:  # its weights are those of all heads
+            kind, epsilon = settings.attention_qk_norm, settings.layer_norm_epsilon
+            self.q_norm = make_norm(kind, self.head_dim, epsilon)
+            self.k_norm = make_norm(kind, self.head_dim, epsilon)
         self.o_proj = nn.Linear(inner_size, size, bias=settings.use_ffn_bias_in_attention)
 
     def forward(self, hidden: Tensor, context: Context, factor: Tensor | None = None) -> Tensor:
@@ -48,6 +55,8 @@ class Attention(nn.Module):
             projection(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
         if context.angles is not None:
             queries, keys = rotate(queries, *context.angles), rotate(keys, *context.angles)
         if factor is not None:

@@ -162,6 +162,7 @@ class DecoderSettings:
     alibi_trainable_slopes: bool = field(default=False, init=False)
     attention_inner_dim: int | None = field(default=None, init=False)
     attention_logit_softcapping: float | None = field(default=None, init=False)
+    attention_qk_norm: NormType | None = field(default=None, init=False)
     attention_sink_tokens: int | None = field(default=None, init=False)
     final_logit_softcapping: float | None = field(default=None, init=False)
     norm_first_sandwich: bool = field(default=False, init=False)

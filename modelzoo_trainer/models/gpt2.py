@@ -12,6 +12,7 @@ from modelzoo_trainer.constraints import (
 )
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.feed_forward import NormType
 from modelzoo_trainer.models.masks import WindowPattern
 
 
@@ -29,6 +30,9 @@ class Gpt2Settings(DecoderSettings):
         attention_logit_softcapping: Bound c of the scores of attention, > 0: c * tanh(scores / c),
             before biases of positions and masks. Needs several float32 tensors of heads x length
             x length per sequence and layer.
+        attention_qk_norm: Type of a normalization of the queries and keys of each head, before they
+            are rotated, as `rmsnorm` of Qwen3; null = none. Not a published key: the published
+            `attention_qk_norm_layer` has no effect.
         final_logit_softcapping: The same bound of the logits.
         norm_first_sandwich: Whether the outputs of attention and of the feed-forward network are
             normalized too, before they are added.
@@ -46,6 +50,7 @@ class Gpt2Settings(DecoderSettings):
     alibi_trainable_slopes: bool = False
     attention_inner_dim: Size | None = None
     attention_logit_softcapping: FinitePositiveFloat | None = None
+    attention_qk_norm: NormType | None = None
     final_logit_softcapping: FinitePositiveFloat | None = None
     norm_first_sandwich: bool = False
     position_embedding_offset: NonNegativeSize = 0

@@ -11,13 +11,17 @@ from modelzoo_trainer.checkpointing import commands as checkpoint_commands
 from modelzoo_trainer.cli import parser
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.cli.converting import add_command
+from modelzoo_trainer.config.foreign.command import parser as config_parser
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.options import OPTIONS
 
-CHECKPOINT = tuple(checkpoint_commands._EXAMPLES)
+CHECKPOINT = (*checkpoint_commands._EXAMPLES, "convert")
 RUNS = tuple(dict.fromkeys(MODES.values()))
-PARSED = (*RUNS, "check", "plan", "schema")
-ALL = ("", *PARSED, "checkpoint", *(f"checkpoint {name}" for name in CHECKPOINT))
+PARSED = (*RUNS, "lm_eval", "check", "plan", "schema")
+ALL = (
+    *("", *PARSED, "config", "config convert", "checkpoint"),
+    *(f"checkpoint {name}" for name in CHECKPOINT),
+)
 
 
 @pytest.fixture
@@ -106,6 +110,8 @@ def test_the_examples_of_the_help_are_valid(helped, command):
     for _, *words in examples_in(helped(command)):
         if words[0] == "checkpoint":
             checkpoint_commands._parser("x", add_command).parse_args(words[1:])
+        elif words[0] == "config":
+            config_parser("x").parse_args(words[1:])
         elif words[0] != "report":  # which has arguments of its own
             until = words.index(">") if ">" in words else len(words)
             assert parser.parse(words[:until]).action in ("run", words[0])

@@ -130,7 +130,6 @@ trainer:
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("EleutherEvalHarness", "{eeh_args: {tasks: hellaswag}}"),
         ("BigCodeEvalHarness", "{bigcode_args: {tasks: humaneval}}"),
         ("RunSchedule", "{}"),
     ],

@@ -193,7 +193,7 @@ def test_files_are_trained_killed_and_resumed(tmp_path, capsys, monkeypatch) -> 
     (files / "b.yaml").write_text(llama.replace("GptHDF5Map", "GptHDF5"))
     lacking = FILE.replace("name: gpt3", "name: gpt-neox")
     (files / "c.yaml").write_text(lacking.replace("{ComputeNorm: {}}", "{WeirdNorm: {}}"))
-    harness = "{EleutherEvalHarness: {eeh_args: {tasks: a}}}"
+    harness = "{BigCodeEvalHarness: {bigcode_args: {tasks: a}}}"
     (files / "d.yaml").write_text(FILE.replace("{ComputeNorm: {}}", harness))
     page = tmp_path / "page.md"
     page.write_text(f"before\n{published._BEGIN}old\n{published._END}after\n")
@@ -204,7 +204,7 @@ def test_files_are_trained_killed_and_resumed(tmp_path, capsys, monkeypatch) -> 
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[2] for line in lines[2:6]] == ["yes", "yes", "no", "no"], lines
     assert "'WeirdNorm' is not a callback" in lines[4]
-    assert "missing: callback `EleutherEvalHarness`" in lines[5]
+    assert "missing: callback `BigCodeEvalHarness`" in lines[5]
     assert lines[-1] == "2 of 4 files train."
     text = page.read_text()
     assert text.startswith("before\n")

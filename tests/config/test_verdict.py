@@ -64,8 +64,8 @@ def closing_line(tmp_path, capsys, text: str, *options: str) -> str:
             "needs data: data_dir './a' does not exist.",
         ),
         (
-            {"CALLBACKS": "[{EleutherEvalHarness: {eeh_args: {tasks: a}}}]"},
-            "cannot run here; missing: callback 'EleutherEvalHarness'.",
+            {"CALLBACKS": "[{BigCodeEvalHarness: {bigcode_args: {tasks: a}}}]"},
+            "cannot run here; missing: callback 'BigCodeEvalHarness'.",
         ),
         (
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -134,3 +135,11 @@ def test_two_forms_of_rotary_positions_must_agree() -> None:
     assert read(rope_parameters=linear, rope_scaling=linear)["pos_scaling_factor"] == 2.0
     with pytest.raises(ConfigError, match=r"rope_scaling.*another factor"):
         read(rope_parameters=linear, rope_scaling=linear | {"factor": 4.0})
+
+
+def test_the_magnitude_of_yarn_may_be_given_in_two_parts() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}
+    found = read(rope_scaling=yarn | {"mscale": 1.0, "mscale_all_dim": 0.5})
+    expected = (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
+    assert found["pos_scaling_extra_args"]["mscale_b"] == pytest.approx(expected)
+    assert read(rope_scaling=yarn | {"mscale": 1.0}) == read(rope_scaling=yarn)

@@ -32,6 +32,10 @@ CASES: Final[dict[str, tuple[type[Decoder], dict[str, Any]]]] = {
     "gpt2": (Gpt2, {}),
     "gptj": (GptJ, {"use_ffn_bias": True, "share_embedding_weights": False}),
     "gemma2": (Gpt2, GEMMA2),
+    "qk norm": (
+        Gpt2,
+        {"attention_qk_norm": "rmsnorm", "position_embedding_type": "rotary", **_GROUPED},
+    ),
     "softcap, alibi": (
         Gpt2,
         {"attention_logit_softcapping": 2.0, "position_embedding_type": "alibi"},

@@ -166,6 +166,9 @@ def llama_tensors(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
             yield from weighted(
                 tensors, f"{theirs}.self_attn.{letter}_proj", f"{ours}.attention.{letter}_proj"
             )
+            yield from weighted(
+                tensors, f"{theirs}.self_attn.{letter}_norm", f"{ours}.attention.{letter}_norm"
+            )
         for part in ("up", "gate", "down"):
             yield from weighted(tensors, f"{theirs}.mlp.{part}_proj", f"{ours}.ffn.{part}_proj")
     yield from weighted(tensors, "model.norm", "final_norm")

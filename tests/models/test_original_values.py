@@ -226,6 +226,7 @@ DEFAULTS: dict[str, Any] = {
     "embedding_layer_norm": False,
     "attention_inner_dim": None,
     "attention_logit_softcapping": None,
+    "attention_qk_norm": None,  # not of the original
     "final_logit_softcapping": None,
     "norm_first_sandwich": False,
     "output_logits_scale": None,
@@ -300,6 +301,7 @@ ONLY_GPT2 = {
     "embedding_layer_norm",
     "attention_inner_dim",
     "attention_logit_softcapping",
+    "attention_qk_norm",
     "final_logit_softcapping",
     "norm_first_sandwich",
     "position_embedding_offset",

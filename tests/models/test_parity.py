@@ -233,6 +233,14 @@ CASES = {
         llama_tensors,
         ROTARY,
     ),
+    "qwen3": Case(
+        "llama",
+        "Qwen3ForCausalLM",
+        LLAMA | TWO_GROUPS | WIDE_HEADS | {"attention_qk_norm": "rmsnorm"},
+        MISTRAL | {"head_dim": 2 * DIM},
+        llama_tensors,
+        ROTARY,
+    ),
     "gemma2": Case(
         "gemma2",
         "Gemma2ForCausalLM",

@@ -14,6 +14,8 @@ from modelzoo_trainer.conversion.readers import ConfigReader, SettingsReader
 from modelzoo_trainer.conversion.rules import Rule, blocks_by_group, fused_qkv, linear
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 
+_ACTIVATIONS: Final = PLAIN_ACTIVATIONS | {"gelu_new": "gelu_pytorch_tanh"}  # as published
+
 
 def _settings_of(config: ConfigReader) -> dict[str, Any]:
     size = config.integer("n_embd", alias="hidden_size")
@@ -76,7 +78,7 @@ def _config_of(settings: SettingsReader) -> dict[str, Any]:
         "n_positions": settings.take("max_position_embeddings"),
         "multi_query": num_groups == 1,
         "layer_norm_epsilon": settings.take("layer_norm_epsilon"),
-        "activation_function": settings.look_up("nonlinearity", PLAIN_ACTIVATIONS),
+        "activation_function": settings.look_up("nonlinearity", _ACTIVATIONS),
         "tie_word_embeddings": settings.take("share_embedding_weights"),
         "resid_pdrop": settings.take("dropout_rate"),
         "embd_pdrop": settings.dropout("embedding_dropout_rate"),

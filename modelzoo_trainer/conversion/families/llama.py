@@ -17,6 +17,7 @@ ACTIVATIONS: Final = {
     "gelu": "geglu",
     "gelu_pytorch_tanh": "geglu_new",
     "gelu_new": "geglu_new",
+    "gelu_fast": "geglu_new",
     "relu": "reglu",
     "linear": "liglu",
 }

@@ -1,0 +1,1 @@
+"""Convert configurations of other training libraries: llm-foundry, torchtune."""

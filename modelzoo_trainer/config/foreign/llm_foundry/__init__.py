@@ -1,0 +1,1 @@
+"""Convert the training files of llm-foundry (https://github.com/mosaicml/llm-foundry)."""

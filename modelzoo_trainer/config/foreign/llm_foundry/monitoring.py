@@ -1,0 +1,170 @@
+"""Loggers and callbacks of llm-foundry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from modelzoo_trainer.config.foreign.duration import Run, read_duration
+from modelzoo_trainer.config.foreign.findings import Kind
+from modelzoo_trainer.config.foreign.llm_foundry.data import Data
+from modelzoo_trainer.config.foreign.section import Section
+
+Component = dict[str, Any]  # {ClassName: arguments}
+_LOGGERS: Final = {
+    "wandb": (
+        "WandbLogger",
+        {"project": "project", "group": "group", "name": "run_name"}
+        | {"entity": "entity", "tags": "tags"},
+    ),
+    "mlflow": (
+        "MLflowLogger",
+        {"experiment_name": "experiment_name", "run_name": "run_name"}
+        | {"tracking_uri": "tracking_uri", "tags": "tags"},
+    ),
+    "tensorboard": ("TensorBoardLogger", {"log_dir": "summary_dir"}),
+}
+_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def convert_loggers(root: Section) -> list[Component]:
+    """Return the section `loggers`."""
+    if "loggers" not in root:
+        return []
+    section, found = root.inside("loggers"), []
+    for name, (kind, names) in _LOGGERS.items():
+        if name in section:
+            options = section.inside(name)
+            given = {ours: options.take(theirs) for theirs, ours in names.items()}
+            found.append({kind: {key: value for key, value in given.items() if value is not None}})
+    return found
+
+
+def convert_callbacks(root: Section, run: Run, data: Data) -> list[Component]:
+    """Return the section `callbacks`."""
+    found: list[Component] = []
+    loggers = root.inside("loggers") if "loggers" in root else None
+    if loggers is not None and {"inmemory", "in_memory_logger"} & set(loggers):
+        for name in ("inmemory", "in_memory_logger"):
+            loggers.take(name)
+        found.append({"RunHistory": {}})
+    if "callbacks" not in root:
+        return found
+    section = root.inside("callbacks")
+    for name in section:
+        convert = _CALLBACKS.get(name)
+        if convert is not None:
+            options = section.inside(name)
+            found += convert(options, run, data)
+    return found
+
+
+def convert_profiler(root: Section) -> list[Component]:
+    """Return the callback of the section `profiler`."""
+    if "profiler" not in root:
+        return []
+    schedule = root.inside("profiler").inside("schedule")
+    ready = sum(schedule.integer(key, 0) for key in ("skip_first", "wait"))
+    start = ready + schedule.integer("warmup", 1) + 1
+    end = start + schedule.integer("active", 4) - 1
+    if schedule.integer("repeat", 1) != 1:
+        schedule.differs("repeat", "the first cycle is profiled only.")
+    return [{"OpProfiler": {"start_step": start, "end_step": end}}]
+
+
+def _learning_rate(section: Section, run: Run, data: Data) -> list[Component]:
+    return [{"LogOptimizerParamGroup": {"keys": "lr"}}]
+
+
+def _speed(section: Section, run: Run, data: Data) -> list[Component]:
+    peak = section.number("gpu_flops_available")
+    return [{"RateProfiler": {}}, {"FlopUtilization": {"peak_flops": float(peak)} if peak else {}}]
+
+
+def _remaining(section: Section, run: Run, data: Data) -> list[Component]:
+    return [{"DurationProfiler": {}}]
+
+
+def _norms(section: Section, run: Run, data: Data) -> list[Component]:
+    return [{"ComputeNorm": {}}]
+
+
+def _nan(section: Section, run: Run, data: Data) -> list[Component]:
+    return [{"CheckLoss": {}}]
+
+
+def _early_stopping(section: Section, run: Run, data: Data) -> list[Component]:
+    label = section.text("dataloader_label")
+    monitor = section.text("monitor") or ""
+    if label == "train":
+        metric = "loss"
+    else:
+        number = data.labels.index(label) if label in data.labels else 0
+        metric = f"validate_{number}/loss"
+    mode = "max" if "greater" in str(section.take("comp", "")) else "min"
+    if "accuracy" in monitor.lower():
+        metric, mode = metric.replace("loss", "accuracy"), "max"
+    elif monitor not in ("LanguageCrossEntropy", "loss", "loss/train/total"):
+        section.differs("monitor", f"the converted file has {metric}. Set another metric.")
+    patience = read_duration(section.take("patience", "1ep"))
+    if patience is None or patience.unit != "ep" or not patience.value.is_integer():
+        section.differs("patience", "patience counts validations here.")
+    arguments: dict[str, Any] = {"metric": metric, "mode": mode}
+    arguments["patience"] = max(1, int(patience.value)) if patience is not None else 1
+    arguments["min_delta"] = float(section.number("min_delta", 0.0))
+    return [{"EarlyStopping": arguments}]
+
+
+def _generate(section: Section, run: Run, data: Data) -> list[Component]:
+    shared: dict[str, Any] = {}
+    for key in ("max_new_tokens", "temperature", "top_k"):
+        value = section.number(key)
+        if value is not None:
+            shared[key] = value
+    if section.flag("do_sample", True) is False:
+        shared["temperature"] = 0.0
+    prompts = section.take("prompts", [])
+    if "interval" in section:
+        section.left_out("interval", "text is generated at the end of a fit.")
+    prompts = prompts if isinstance(prompts, list) else [prompts]
+    if len(prompts) > 1:
+        section.differs("prompts", "text is generated for the first prompt only.")
+    return [{"GenerateText": {"prompt": str(prompt), **shared}} for prompt in prompts[:1]]
+
+
+def _hugging_face(section: Section, run: Run, data: Data) -> list[Component]:
+    folder = section.text("save_folder") or "./huggingface"
+    if "://" in folder:
+        why = "folders are written to hf_{step} in model_dir; copy them there."
+        section.differs("save_folder", why)
+        arguments: dict[str, Any] = {}
+    else:
+        arguments = {"folder": f"{folder.rstrip('/')}/hf_{{step}}"}
+    time = read_duration(section.take("save_interval", "1dur"))
+    if time is None:
+        section.left_out("save_interval", "it is not a length of time.")
+    elif (time.value, time.unit) != (1.0, "dur"):
+        steps = run.steps(time)
+        if steps is None:
+            section.note(Kind.MISSING, "save_interval", run.why_unknown(time))
+        else:
+            arguments["steps"] = steps
+    dtype = section.text("precision")
+    if dtype is not None:
+        arguments["dtype"] = _DTYPES.get(dtype, dtype)
+    tokenizer = data.train.get("tokenizer")
+    if tokenizer is not None:
+        arguments["tokenizer"] = tokenizer
+    return [{"HuggingFaceCheckpoint": arguments}]
+
+
+_CALLBACKS: Final[dict[str, Callable[[Section, Run, Data], list[Component]]]] = {
+    "lr_monitor": _learning_rate,
+    "speed_monitor": _speed,
+    "runtime_estimator": _remaining,
+    "optimizer_monitor": _norms,
+    "nan_monitor": _nan,
+    "early_stopper": _early_stopping,
+    "generate_callback": _generate,
+    "hf_checkpointer": _hugging_face,
+}

@@ -1,0 +1,1 @@
+"""Convert the training files of torchtune (https://github.com/pytorch/torchtune)."""

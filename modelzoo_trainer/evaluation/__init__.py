@@ -1,0 +1,1 @@
+"""Evaluation of language models on the tasks of EleutherAI's lm-evaluation-harness (`lm_eval`)."""

@@ -1,0 +1,143 @@
+"""One evaluation of the model of a run."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelzoo_trainer.devices import hold_lm_eval_in_process
+from modelzoo_trainer.evaluation import decoding
+from modelzoo_trainer.evaluation.adapter import SCORING, adapter_class
+from modelzoo_trainer.evaluation.arguments import HarnessArguments
+from modelzoo_trainer.evaluation.decoding import DecodingLoop
+from modelzoo_trainer.evaluation.processes import Interrupted, Processes
+from modelzoo_trainer.evaluation.results import log, metrics_of, table_of, write_results
+from modelzoo_trainer.evaluation.rows import Layout, Rows, make_batches
+from modelzoo_trainer.evaluation.scoring import ScoringLoop, ScoringPlan
+from modelzoo_trainer.evaluation.tasks import LoadedTasks, messages_in_log
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+
+class Evaluation:
+    """Evaluates the model of a run with `lm_eval`; collective with several processes.
+
+    Args:
+        arguments: Those of `lm_eval`.
+        tasks: The tasks, in the main process.
+        tokenizer: The tokenizer.
+        max_length: Maximum number of tokens of an input.
+        batch_size: Rows per forward pass of each process.
+    """
+
+    def __init__(
+        self,
+        arguments: HarnessArguments,
+        tasks: LoadedTasks | None,
+        tokenizer: Any,
+        *,
+        max_length: int,
+        batch_size: int,
+    ) -> None:
+        self._arguments = arguments
+        self._tasks = tasks
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._batch_size = batch_size
+
+    def run(self, trainer: Trainer, folder: Path) -> dict[str, float] | None:
+        """Return the metrics, on all processes; None if the run was stopped meanwhile.
+
+        The random state of the run does not change.
+
+        Args:
+            trainer: The trainer.
+            folder: Where results are written.
+        """
+        backend = trainer.backend
+        state = backend.rng_state()
+        restore = hold_lm_eval_in_process()
+        processes = Processes(backend.comm, partial(self._perform, trainer))
+        metrics: dict[str, float] | None = None
+        try:
+            if backend.comm.is_main:
+                with processes.leading():
+                    metrics = self._lead(trainer, processes, folder)
+            else:
+                processes.serve()
+        except Interrupted:
+            pass
+        finally:
+            restore()
+            backend.set_rng_state(state)
+        found: dict[str, float] | None = backend.comm.broadcast_object(metrics)
+        return found
+
+    def _lead(self, trainer: Trainer, processes: Processes, folder: Path) -> dict[str, float]:
+        """Run `lm_eval` in the main process."""
+        from lm_eval.evaluator import simple_evaluate
+
+        arguments = self._arguments
+        adapter = adapter_class()()
+        adapter.prepare(
+            self._tokenizer,
+            self._max_length,
+            self._batch_size,
+            processes,
+            seed=arguments.seeds[2] or 0,
+        )
+        assert self._tasks is not None  # loaded in the main process
+        with messages_in_log(arguments.verbosity):
+            results = simple_evaluate(
+                model=adapter,
+                tasks=self._tasks.names,
+                task_manager=self._tasks,
+                batch_size=self._batch_size,
+                device=str(trainer.backend.device),
+                **arguments.for_lm_eval(),
+            )
+        samples = results.pop("samples", None)
+        log.info("Results at step %d:\n%s", trainer.global_step, table_of(results))
+        if arguments.show_config:
+            log.info("Configuration of the tasks: %s", results.get("configs"))
+        write_results(folder, results, trainer.global_step, samples)
+        return metrics_of(results)
+
+    def _perform(self, trainer: Trainer, kind: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Do this process's part of a work: a validation with batches of it."""
+        extra: dict[str, Any] = {}
+        room = 0
+        loop: ScoringLoop | DecodingLoop
+        if kind == SCORING:
+            plan = ScoringPlan.unpack(values)
+            rows, extra, loop = plan.rows, {"last": plan.last}, ScoringLoop(plan)
+        else:
+            rows, sampling = decoding.unpack(values)
+            room = sampling.max_new_tokens
+            loop = DecodingLoop(sampling, self._tokenizer.decode)
+        if len(rows):
+            self._validate(trainer, rows, extra, loop, room)
+        return loop.results
+
+    def _validate(
+        self,
+        trainer: Trainer,
+        rows: Rows,
+        extra: dict[str, Any],
+        loop: ScoringLoop | DecodingLoop,
+        room: int,
+    ) -> None:
+        backend = trainer.backend
+        layout = Layout(
+            batch_size=self._batch_size,
+            num_shards=backend.comm.data_shard[1],
+            room=room,
+            limit=self._max_length,
+            is_static=backend.caps.static_shapes,
+        )
+        batches = make_batches(rows, extra, layout)
+        trainer.validate(batches, ckpt_path=None, loop=loop)
+        if not trainer.val_is_complete:
+            raise Interrupted

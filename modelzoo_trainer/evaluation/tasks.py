@@ -1,0 +1,154 @@
+"""Find and load tasks of `lm_eval`, with errors that say what to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.evaluation.arguments import HarnessArguments
+
+log = logging.getLogger("modelzoo_trainer.evaluation")
+
+_PATTERN: Final = frozenset("*?[")
+_INSTALL: Final = 'pip install "modelzoo-trainer[eval]"'
+
+
+def require_lm_eval(key: str) -> None:
+    """Raise a `ConfigError` if the library is not installed; `key`: what needs it."""
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"{key} requires the library lm_eval, which cannot be imported ({error}). Install it: "
+            f"{_INSTALL}"
+        ) from None
+
+
+class LoadedTasks:
+    """Tasks with their data, in place of a `TaskManager` of `lm_eval`; loaded once for a run."""
+
+    def __init__(self, arguments: HarnessArguments) -> None:
+        self._tasks, self.task_index = _load(arguments)
+        self.names = sorted(self._tasks["tasks"])
+
+    def load(self, names: Any) -> dict[str, Any]:
+        """Return the tasks; `names` is ignored."""
+        for task in self._tasks["tasks"].values():
+            task._instances = None  # requests and answers of the last evaluation
+        return self._tasks
+
+
+def _load(arguments: HarnessArguments) -> tuple[dict[str, Any], dict[str, Any]]:
+    from lm_eval.tasks import TaskManager
+
+    for folder in arguments.folders:
+        if not Path(folder).expanduser().is_dir():
+            raise ConfigError(f"eeh_args.include_path: {folder!r} is not a folder. Correct it.")
+    folders = [str(Path(folder).expanduser()) for folder in arguments.folders]
+    if folders:  # reading the 10,000 files of lm_eval takes a while
+        own = TaskManager(include_path=folders, include_defaults=False)
+        if all(_known(name, own) for name in arguments.names):
+            try:
+                return _loaded(arguments, own), own.task_index
+            except KeyError:
+                log.debug("A group of %s has tasks of lm_eval.", folders)
+    whole = TaskManager(include_path=folders or None)
+    return _loaded(arguments, whole), whole.task_index
+
+
+def _known(name: str, manager: Any) -> bool:
+    if _PATTERN & set(name) and manager.match_tasks([name]):
+        return True
+    return name in manager.task_index or Path(name).is_file()
+
+
+def _loaded(arguments: HarnessArguments, manager: Any) -> dict[str, Any]:
+    """Return what `TaskManager.load` returns for the names and patterns.
+
+    Raises:
+        ConfigError: If there is no such task, or it cannot be loaded or run here.
+        KeyError: If a group has a task that the manager does not know.
+    """
+    found: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
+    for name in dict.fromkeys(_expanded(arguments.names, manager)):
+        loaded = _load_one(name, manager)
+        twice = found["tasks"].keys() & loaded["tasks"].keys()
+        if twice:
+            raise ConfigError(
+                f"eeh_args.tasks: the task {min(twice)!r} is named twice, by itself or in a group. "
+                f"Name it once."
+            )
+        for key, value in loaded.items():
+            found[key] |= value
+    for name, task in found["tasks"].items():
+        _check_task(name, task, runs_code=arguments.confirm_run_unsafe_code)
+    return found
+
+
+def _expanded(names: Sequence[str], manager: Any) -> Iterator[str]:
+    for name in names:
+        if name in manager.task_index or Path(name).is_file():
+            yield name
+            continue
+        matches = manager.match_tasks([name]) if _PATTERN & set(name) else []
+        if not matches:
+            advice = suggest(name, manager.task_index, cutoff=0.7)
+            advice = advice if advice.startswith("Did") else "`lm_eval ls tasks` lists them."
+            raise ConfigError(
+                f"eeh_args.tasks: lm_eval has no task, group or tag {name!r}. {advice} "
+                f"Set include_path for tasks of your own."
+            )
+        yield from matches
+
+
+def _load_one(name: str, manager: Any) -> dict[str, Any]:
+    try:
+        loaded: dict[str, Any] = manager.load([name])
+    except KeyError:
+        raise
+    except Exception as error:  # whatever its data or its code raises
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"eeh_args.tasks: the task {name!r} cannot be loaded ({type(error).__name__}: {text}). "
+            f"Its data are read with the library datasets; without a network they must be in its "
+            f"cache (HF_HOME): load the task once where there is a network, and copy that folder."
+        ) from error
+    return loaded
+
+
+def _check_task(name: str, task: Any, *, runs_code: bool) -> None:
+    if getattr(task, "MULTIMODAL", False):
+        raise ConfigError(
+            f"eeh_args.tasks: {name!r} has images or sound, which is not supported. Remove it."
+        )
+    if getattr(task, "UNSAFE_CODE", False) and not runs_code:
+        raise ConfigError(
+            f"eeh_args.tasks: {name!r} runs code that the model writes, in this process. Remove "
+            f"it, or set confirm_run_unsafe_code: true where that does no harm."
+        )
+
+
+class _Forward(logging.Handler):
+    """Passes the messages of `lm_eval` to the log of the run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log a message."""
+        log.log(record.levelno, "lm_eval: %s", record.getMessage())
+
+
+@contextmanager
+def messages_in_log(level: str) -> Iterator[None]:
+    """Write messages of `lm_eval` of at least a level to the log of the run, inside."""
+    theirs = logging.getLogger("lm_eval")
+    before = theirs.level, theirs.propagate, theirs.handlers
+    theirs.setLevel(level.upper())
+    theirs.propagate, theirs.handlers = False, [_Forward()]
+    try:
+        yield
+    finally:
+        theirs.setLevel(before[0])
+        theirs.propagate, theirs.handlers = before[1], before[2]

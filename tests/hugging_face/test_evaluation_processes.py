@@ -1,0 +1,194 @@
+"""Two processes give the scores of one, and a killed evaluation is repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop, ValidationCallback
+from modelzoo_trainer.callbacks import EleutherEvalHarness
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loggers import JsonlLogger
+from tests.distributed.ranks import run_ranks, try_ranks
+from tests.hugging_face.harness import (
+    CHOICE,
+    PERPLEXITY,
+    WRITE,
+    language_batches,
+    make_llama,
+    make_tasks,
+    make_tokenizer,
+    our_llama,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytest.importorskip("lm_eval", reason="needs lm_eval")
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "replicated": {},
+    "sharded": {"parallel": {"shard": -1}},
+    "split": {"parallel": {"tensor": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("harness")
+    make_llama(base / "model", make_tokenizer(base / "tokenizer"))
+    make_tasks(base / "tasks")
+    return base
+
+
+def harness(folder: Path, tokens: int = 12, **options: Any) -> EleutherEvalHarness:
+    own = {"tasks": f"{CHOICE},{WRITE},{PERPLEXITY}", "include_path": str(folder / "tasks")}
+    tokenizer = str(folder / "tokenizer")
+    options = {"batch_size": 3, "pretrained_model_name_or_path": tokenizer} | options
+    return EleutherEvalHarness(own | {"log_samples": True, "max_tokens": tokens}, **options)
+
+
+def evaluate(folder: Path, out: Path, backend: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics, and write the answers."""
+    trainer = Trainer(
+        device="cpu",
+        backend=backend or None,
+        model=our_llama(folder / "model"),
+        model_dir=out,
+        callbacks=[harness(folder)],
+    )
+    found = dict(trainer.validate_all().metrics)
+    trainer.close()
+    return found
+
+
+def in_rank(rank: int, folder: Path, out: Path) -> dict[str, dict[str, float]]:
+    return {name: evaluate(folder, out / name, backend) for name, backend in ENGINES.items()}
+
+
+def texts(out: Path) -> list[Any]:
+    (path,) = out.rglob(f"samples_{WRITE}_0.jsonl")
+    return [json.loads(line)["resps"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_two_processes_give_the_scores_of_one(folder, tmp_path) -> None:
+    expected = evaluate(folder, tmp_path / "one", {})
+
+    found = run_ranks(2, in_rank, folder, tmp_path)
+
+    assert len(expected) > 6
+    for of_rank in found:
+        for name in ENGINES:
+            assert of_rank[name] == pytest.approx(expected, rel=1e-5), name
+    for name in ENGINES:
+        assert texts(tmp_path / name) == texts(tmp_path / "one")
+
+
+class Kill(ValidationCallback):
+    """Kills the process in the second batch of the evaluation at a step, once."""
+
+    name_scope, every_n_vals, num_validate_loops = "kill", 1, 0
+
+    def __init__(self, step: int, mark: Path) -> None:
+        self.step = step
+        self.mark = mark
+
+    def run_validation(self, trainer, loop_idx, is_last):
+        pass
+
+    def on_eleuther_eval_harness_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if trainer.global_step == self.step and batch_idx == 1 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(rank: int, folder: Path, out: Path, kills_at: int | None) -> dict[str, Any]:
+    import torch
+
+    killers = [] if kills_at is None else [Kill(kills_at, out.with_suffix(".mark"))]
+    trainer = Trainer(
+        device="cpu",
+        model=our_llama(folder / "model", dropout_rate=0.1),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        model_dir=out,
+        loop=TrainingLoop(max_steps=4, eval_frequency=2),
+        checkpoint=Checkpoint(steps=2),
+        callbacks=[harness(folder), *killers],
+        loggers=[JsonlLogger()],
+        seed=1,
+    )
+    trainer.fit(language_batches(4), language_batches(1))
+    found = {name: tensor.numpy() for name, tensor in trainer.model.state_dict().items()}
+    trainer.close()
+    return found
+
+
+def metrics_of(out: Path) -> dict[tuple[int, str], float]:
+    """Return the last value of each metric, of every step, without times."""
+    found = {}
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    for line in map(json.loads, lines):
+        step = line.pop("step")
+        own = {key: one for key, one in line.items() if key.startswith(("eleuther", "validate"))}
+        found |= {(step, key): value for key, value in own.items()}
+    return found
+
+
+def test_a_run_that_is_killed_in_an_evaluation_has_the_metrics_of_one_that_is_not(
+    folder, tmp_path
+) -> None:
+    (whole,) = run_ranks(1, train, folder, tmp_path / "whole", None)
+
+    ((ok, ended),) = try_ranks(1, train, folder, tmp_path / "killed", 4)
+    (again,) = run_ranks(1, train, folder, tmp_path / "killed", 4)
+
+    assert not ok
+    assert str(-signal.SIGKILL) in ended
+    expected, found = metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "killed")
+    assert found == expected
+    assert {step for step, name in found if name.endswith(f"{CHOICE}/acc")} == {2, 4}
+    assert {name: value.tobytes() for name, value in again.items()} == {
+        name: value.tobytes() for name, value in whole.items()
+    }
+
+
+class Stops(ValidationCallback):
+    """Stops the run in the second batch of an evaluation."""
+
+    name_scope, every_n_vals, num_validate_loops = "stops", 1, 0
+
+    def run_validation(self, trainer, loop_idx, is_last):
+        pass
+
+    def on_eleuther_eval_harness_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if batch_idx == 1 and trainer.backend.is_main:
+            trainer.early_exit.stop("enough")
+
+
+def end_early(rank: int, folder: Path, out: Path) -> list[str]:
+    """Return what becomes of an evaluation that is stopped, and of one that is refused."""
+    found = []
+    for number, callbacks in enumerate(([harness(folder), Stops()], [harness(folder, tokens=48)])):
+        trainer = Trainer(
+            device="cpu",
+            model=our_llama(folder / "model"),
+            model_dir=out / str(number),
+            callbacks=callbacks,
+        )
+        try:
+            found.append(str(dict(trainer.validate_all().metrics)))
+        except ConfigError as error:
+            found.append(str(error))
+        trainer.close()
+    return found
+
+
+def test_all_processes_end_together(folder, tmp_path) -> None:
+    found = run_ranks(2, end_early, folder, tmp_path)
+
+    assert found[0] == found[1]
+    assert found[0][0] == "{}"
+    assert "generates up to 48 tokens" in found[0][1]
