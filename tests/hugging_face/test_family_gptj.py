@@ -144,6 +144,7 @@ def test_the_first_release_of_falcon_is_read() -> None:
         ("gpt_neox", {"use_parallel_residual": False}),
         ("gpt_neox", {"hidden_act": "gelu_10"}),
         ("falcon", {"alibi": True}),
+        ("falcon", {"num_kv_heads": 2, "multi_query": False}),
         ("falcon", {"num_ln_in_parallel_attn": 2}),
         ("falcon", {"parallel_attn": False}),
         ("falcon_sequential", {"new_decoder_architecture": True, "parallel_attn": False}),

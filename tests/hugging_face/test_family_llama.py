@@ -28,6 +28,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 2.5, 3.0, 3.5],
+    "original_max_position_embeddings": 64,
+}
+LONG = LONGROPE | {"long_factor": [1.0, 1.5, 2.0, 2.5], "original_max_position_embeddings": 16}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
@@ -42,8 +49,23 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {"rope_parameters": {**YARN, "rope_theta": 10000.0, "attention_factor": 1.3}},
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
         {"head_dim": 16},
+        {"rope_parameters": {**LONGROPE, "rope_theta": 10000.0}},
+        {"rope_parameters": {**LONG, "rope_theta": 500.0}},
+        {"hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 1},
     ],
-    ids=["plain", "tied", "biases", "llama3", "yarn", "yarn_factor", "linear", "head_dim"],
+    ids=[
+        "plain",
+        "tied",
+        "biases",
+        "llama3",
+        "yarn",
+        "yarn_factor",
+        "linear",
+        "head_dim",
+        "longrope",
+        "longrope_long",
+        "one_group",
+    ],
 )
 def test_llama_is_converted_both_ways(options: dict[str, Any], tmp_path: Path) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SIZES | options)))

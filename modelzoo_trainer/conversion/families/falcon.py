@@ -60,6 +60,8 @@ def _num_groups(config: ConfigReader, num_heads: int) -> int:
     is_multi_query = config.flag("multi_query", True)
     if _is_new(config):
         return given
+    if not is_multi_query and given != num_heads:
+        config.refuse("num_kv_heads", "with neither multi_query nor new_decoder_architecture")
     return 1 if is_multi_query else num_heads
 
 
