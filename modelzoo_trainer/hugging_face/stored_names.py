@@ -27,7 +27,9 @@ class _Group:
     names: list[str] = field(default_factory=list)
 
 
-def in_memory(model: Module, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def in_memory(
+    model: Module, found: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Return the tensors of a folder by the names in a model's state dict.
 
     Tensors that the model does not have keep their names. Lazy tensors stay so: those that are made
@@ -36,6 +38,7 @@ def in_memory(model: Module, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Args:
         model: A model of `transformers`, possibly on `meta` or sharded.
         found: Tensors by their names in the folder, or already by those of the model.
+        own: The tensors of the model; None = those of its state dict, which adapters rename.
     """
     if not hasattr(model, "base_model_prefix"):
         return dict(found)
@@ -44,7 +47,7 @@ def in_memory(model: Module, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamings = [one for one in mapping if isinstance(one, loading.WeightRenaming)]
     converters = [one for one in mapping if isinstance(one, loading.WeightConverter)]
     of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
-    own = model.state_dict()
+    own = model.state_dict() if own is None else own
     named: dict[str, Tensor] = {}
     groups: dict[str, _Group] = {}
     for name in sorted(found, key=loading.dot_natural_key):
