@@ -16,6 +16,11 @@ from modelzoo_trainer.constraints import Name, PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.evaluation.arguments import read_arguments
 from modelzoo_trainer.evaluation.evaluation import Evaluation
+from modelzoo_trainer.evaluation.model_facts import (
+    longest_input,
+    require_language_model,
+    require_own_scores,
+)
 from modelzoo_trainer.evaluation.scoring import HOOK
 from modelzoo_trainer.evaluation.tasks import LoadedTasks, messages_in_log, require_lm_eval
 from modelzoo_trainer.evaluation.tokenizer import (
@@ -54,7 +59,7 @@ class EleutherEvalHarness(ValidationCallback):
         batch_size: Rows per forward pass of each process; None = 1.
         data_dir: Accepted for compatibility; no effect.
         max_sequence_length: Maximum number of tokens of an input; longer ones lose the first
-            tokens. None = `max_position_embeddings` of the model.
+            tokens. None = `max_position_embeddings` of the model, or 2048 if it has no limit.
         tokenizer_file_path: A `tokenizer.json`; requires `eos_id`.
         eos_id: The token that ends a text; None = that of the tokenizer.
         pretrained_model_name_or_path: Folder or Hub name of a tokenizer, instead of the file.
@@ -177,24 +182,11 @@ class EleutherEvalHarness(ValidationCallback):
     @override
     def setup(self, trainer: Trainer) -> None:
         model: Any = trainer.model
-        kind = type(model).__name__
         if not trainer.backend.caps.holds_values:
             return
-        if not callable(getattr(model, "logits", None)):
-            raise ConfigError(
-                f"EleutherEvalHarness: {kind} has no method logits(input_ids) that returns the "
-                f"logits of the next token at every position. Use a language model, or remove the "
-                f"callback."
-            )
-        limit = getattr(model, "max_position_embeddings", None)
-        length = self._max_length or limit
-        if length is None or (isinstance(limit, int) and length > limit):
-            raise ConfigError(
-                f"EleutherEvalHarness.max_sequence_length: expected at most "
-                f"max_position_embeddings of the model ({limit}), got {self._max_length}. Set it "
-                f"to the length of the training data."
-            )
-        self._check_routing(model)
+        require_language_model(model)
+        require_own_scores(model, self._batch_size)
+        length = longest_input(model, self._max_length)
         tokenizer = load_tokenizer(*self._tokenizer)
         check_vocabulary(tokenizer, model)
         choose_chat_template(tokenizer, self.arguments.apply_chat_template)
@@ -205,17 +197,6 @@ class EleutherEvalHarness(ValidationCallback):
             max_length=length,
             batch_size=self._batch_size,
         )
-
-    def _check_routing(self, model: Any) -> None:
-        """Refuse experts that a token gets by the other rows of its batch."""
-        experts = getattr(model, "experts", None)
-        names = ("router_selection_nonlinearity", "expert_weighting_nonlinearity")
-        is_by_batch = "sinkhorn" in [getattr(experts, name, None) for name in names]
-        if is_by_batch and self._batch_size > 1:
-            raise ConfigError(
-                f"EleutherEvalHarness.batch_size: {self._batch_size} with sinkhorn routing, where "
-                f"scores depend on the other rows of a batch. Set batch_size: 1."
-            )
 
     def _load_tasks(self, trainer: Trainer) -> LoadedTasks | None:
         """Load tasks and data in the main process, so that a mistake is found now. Collective."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
+from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.conversion.engine import (
     OUR_EMBEDDING,
     Plan,
@@ -25,7 +26,7 @@ from modelzoo_trainer.conversion.engine import (
     plan_named_as_ours,
     plan_theirs,
 )
-from modelzoo_trainer.conversion.rules import Copy, InterleavedRows, Read, Rule, Shape
+from modelzoo_trainer.conversion.rules import Copy, InterleavedRows, Read, Rule
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.published_names import published_name

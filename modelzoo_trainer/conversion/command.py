@@ -12,6 +12,14 @@ import torch
 
 from modelzoo_trainer.checkpointing.lazy_checkpoint import open_model
 from modelzoo_trainer.checkpointing.lazy_weights import is_checkpoint, open_weights
+from modelzoo_trainer.checkpointing.weights_folder import (
+    Shape,
+    check_target,
+    new_folder,
+    num_bytes_of,
+    save_file,
+    write_tensors,
+)
 from modelzoo_trainer.conversion import cerebras
 from modelzoo_trainer.conversion.engine import Plan, Source, shapes_of
 from modelzoo_trainer.conversion.hugging_face import (
@@ -23,14 +31,6 @@ from modelzoo_trainer.conversion.hugging_face import (
     write_ours,
 )
 from modelzoo_trainer.conversion.model_settings import ModelSettings, ReadYaml, find_settings
-from modelzoo_trainer.conversion.rules import Shape
-from modelzoo_trainer.conversion.sink import (
-    check_target,
-    new_folder,
-    num_bytes_of,
-    save_file,
-    write_tensors,
-)
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hugging_face.folders import local_folder
 

@@ -10,8 +10,9 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.checkpointing.weights_folder import Shape, TensorSpec
 from modelzoo_trainer.conversion.family import Family
-from modelzoo_trainer.conversion.rules import Copy, Rule, Shape, TensorSpec, common_dtype
+from modelzoo_trainer.conversion.rules import Copy, Rule, common_dtype
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.models.decoder import Decoder
 

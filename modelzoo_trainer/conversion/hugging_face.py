@@ -11,6 +11,13 @@ from typing import Any, Final
 import torch
 
 from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
+from modelzoo_trainer.checkpointing.weights_folder import (
+    new_folder,
+    num_bytes_of,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from modelzoo_trainer.conversion.engine import (
     OUR_EMBEDDING,
     OUR_HEAD,
@@ -21,13 +28,6 @@ from modelzoo_trainer.conversion.engine import (
     shapes_of,
 )
 from modelzoo_trainer.conversion.family import Family, families, family_for, family_of
-from modelzoo_trainer.conversion.sink import (
-    new_folder,
-    num_bytes_of,
-    write_json,
-    write_tensors,
-    write_text,
-)
 from modelzoo_trainer.conversion.tokenizer_files import (
     GENERATION,
     TokenizerFiles,

@@ -17,17 +17,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-Shape = tuple[int, ...]
+from modelzoo_trainer.checkpointing.weights_folder import Shape
+
 Read = Callable[[int], Tensor]
 """Reads the i-th tensor of the side that a rule converts from; all have one dtype."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """A tensor that has not been read."""
-
-    shape: Shape
-    dtype: torch.dtype
 
 
 class Rule(ABC):

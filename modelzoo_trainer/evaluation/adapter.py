@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -23,30 +24,40 @@ _SETTINGS: Final = ("do_sample", "temperature", "top_k", "top_p")
 _PLAIN: Final = {"num_beams": 1, "use_cache": True}  # what has no effect with these values
 
 
-class HarnessModel:
-    """What `lm_eval` asks of a model; `adapter_class` combines it with its base class.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What an evaluation is told.
 
     Args:
         tokenizer: The tokenizer.
         max_length: Maximum number of tokens of an input.
-        batch_size: Rows per forward pass, for its records.
-        processes: Does the work.
+        batch_size: Rows per forward pass of each process.
         seed: Seed of sampling.
+        ends: Tokens that end a text, besides that of the tokenizer.
     """
+
+    tokenizer: Any
+    max_length: int
+    batch_size: int
+    seed: int
+    ends: Sequence[int] = ()
+
+
+class HarnessModel:
+    """What `lm_eval` asks of a model; `adapter_class` combines it with its base class."""
 
     backend = "causal"
     tokenizer: Any
     cache_hook: Any
 
-    def prepare(
-        self, tokenizer: Any, max_length: int, batch_size: int, processes: Processes, seed: int
-    ) -> None:
+    def prepare(self, facts: Facts, processes: Processes) -> None:
         """Set what the constructor of the base class does not know."""
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.batch_size = batch_size
+        self.tokenizer = facts.tokenizer
+        self.max_length = facts.max_length
+        self.batch_size = facts.batch_size
+        self._ends = facts.ends
+        self._seed = facts.seed
         self._processes = processes
-        self._seed = seed
 
     # ---- tokens
 
@@ -182,7 +193,7 @@ class HarnessModel:
             top_k=given.get("top_k") or None,
             top_p=float(given.get("top_p") or 1.0),
             seed=self._seed,
-            end=self.eot_token_id,
+            ends=[self.eot_token_id, *self._ends],
             stops=stops,
             lookback=max(lengths, default=0) + 2,
         )

@@ -41,7 +41,7 @@ class Sampling:
         top_k: Sample among the `top_k` most likely tokens; None = all.
         top_p: Sample among the most likely tokens whose probabilities add up to `top_p`; 1 = all.
         seed: Seed of the sampling, besides that of the run.
-        end: The token that ends a text.
+        ends: The tokens that end a text.
         stops: Texts that end a text.
         lookback: Tokens in which a text of `stops` is looked for, from the newest one.
     """
@@ -51,7 +51,7 @@ class Sampling:
     top_k: int | None = None
     top_p: float = 1.0
     seed: int = 0
-    end: int
+    ends: Sequence[int]
     stops: Sequence[str] = ()
     lookback: int = 0
 
@@ -102,7 +102,7 @@ class _Endings:
                 self._open.discard(number)
 
     def _ends(self, tokens: list[int]) -> bool:
-        if tokens[-1] == self._sampling.end:
+        if tokens[-1] in self._sampling.ends:
             return True
         if not self._sampling.stops:
             return False
@@ -217,7 +217,7 @@ class DecodingLoop(ValidationLoop):
 def pack(rows: Rows, sampling: Sampling) -> dict[str, Any]:
     """Return prompts and how to continue them as values that can be sent."""
     own = {name: getattr(sampling, name) for name in Sampling.__slots__}
-    own["stops"] = list(own["stops"])
+    own |= {name: list(own[name]) for name in ("ends", "stops")}
     return {"tokens": rows.tokens, "lengths": rows.lengths, "sampling": own}
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from modelzoo_trainer.devices import hold_lm_eval_in_process
 from modelzoo_trainer.evaluation import decoding
-from modelzoo_trainer.evaluation.adapter import SCORING, adapter_class
+from modelzoo_trainer.evaluation.adapter import SCORING, Facts, adapter_class
 from modelzoo_trainer.evaluation.arguments import HarnessArguments
 from modelzoo_trainer.evaluation.decoding import DecodingLoop
+from modelzoo_trainer.evaluation.model_facts import generation_settings
 from modelzoo_trainer.evaluation.processes import Interrupted, Processes
 from modelzoo_trainer.evaluation.results import log, metrics_of, table_of, write_results
 from modelzoo_trainer.evaluation.rows import Layout, Rows, make_batches
@@ -81,13 +82,20 @@ class Evaluation:
 
         arguments = self._arguments
         adapter = adapter_class()()
-        adapter.prepare(
-            self._tokenizer,
-            self._max_length,
-            self._batch_size,
-            processes,
+        ends, ignored = generation_settings(trainer.model)
+        if ignored:
+            log.warning(
+                "%s of the model's generation_config: not applied to tasks that generate text.",
+                ", ".join(ignored),
+            )
+        facts = Facts(
+            tokenizer=self._tokenizer,
+            max_length=self._max_length,
+            batch_size=self._batch_size,
             seed=arguments.seeds[2] or 0,
+            ends=ends,
         )
+        adapter.prepare(facts, processes)
         assert self._tasks is not None  # loaded in the main process
         with messages_in_log(arguments.verbosity):
             results = simple_evaluate(

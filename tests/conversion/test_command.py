@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from modelzoo_trainer.checkpointing import save
+from modelzoo_trainer.checkpointing import save, weights_folder
 from modelzoo_trainer.checkpointing.weights import read_weights, write_weights
 from modelzoo_trainer.cli.command import main
-from modelzoo_trainer.conversion import sink
 from modelzoo_trainer.models.gpt2 import Gpt2
 
 MODEL: dict[str, Any] = {
@@ -257,8 +256,8 @@ def test_nothing_is_left_of_a_target_that_cannot_be_written(
     def full(fd: int, view: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sink.disk, "write", full)
+    monkeypatch.setattr(weights_folder.disk, "write", full)
     text = refused(capsys, exported, tmp_path / "no", "--from", "hf")
     assert "No space left on device" in text
-    monkeypatch.setattr(sink, "free_bytes", lambda folder: 10)
+    monkeypatch.setattr(weights_folder, "free_bytes", lambda folder: 10)
     assert "are free" in refused(capsys, exported, tmp_path / "no", "--from", "hf")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,6 +228,60 @@ def test_chats_are_those_of_lm_eval(folders, tmp_path) -> None:
         else:
             flat = [one[0][0] for document in theirs for one in document]
             assert [one for one, _ in scores(found, task)] == pytest.approx(flat, abs=2e-4)
+
+
+class OfTransformers(torch.nn.Module):
+    """A model of transformers with the methods that an evaluation needs."""
+
+    vocab_size, max_position_embeddings = VOCAB, 2**31 - 1  # no limit
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(folder)
+
+    def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids, use_cache=False).logits
+
+
+def test_texts_end_where_the_settings_of_the_model_say(folders, tmp_path, caplog) -> None:
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+    from transformers import AutoTokenizer
+
+    folder = tmp_path / "model"
+    shutil.copytree(folders["model"], folder)
+    plain, _ = evaluate(folders, tmp_path / "plain", eeh_args={"tasks": WRITE})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = "".join(one[0] for (one,) in answers(plain, WRITE))
+    ((common, _),) = Counter(filter(str.isalnum, texts)).most_common(1)
+    (last,) = tokenizer.encode(common)
+    ends = {"eos_token_id": [0, last], "pad_token_id": 1, "repetition_penalty": 1.0}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+
+    model = OfTransformers(folder)
+    found, _ = evaluate(
+        folders, tmp_path / "found", model, eeh_args={"tasks": WRITE}, max_sequence_length=LIMIT
+    )
+
+    expected = lm_eval.simple_evaluate(
+        model="hf",
+        model_args=f"pretrained={folder}",
+        tasks=[WRITE],
+        task_manager=TaskManager(include_path=str(folders["tasks"]), include_defaults=False),
+        batch_size=4,
+        device="cpu",
+        num_fewshot=1,
+    )
+    assert answers(found, WRITE) == [row["resps"] for row in expected["samples"][WRITE]]
+    assert answers(found, WRITE) != answers(plain, WRITE)
+    assert "repetition_penalty" not in caplog.text
+    model.model.generation_config.repetition_penalty = 1.5
+    evaluate(
+        folders, tmp_path / "said", model, eeh_args={"tasks": WRITE}, max_sequence_length=LIMIT
+    )
+    assert "repetition_penalty of the model's generation_config: not applied" in caplog.text
 
 
 def test_a_group_has_metrics_of_its_own(folders, tmp_path) -> None:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.conversion.family import Family
 from modelzoo_trainer.conversion.readers import ConfigReader, SettingsReader
-from modelzoo_trainer.conversion.rules import Read, Rule, Shape, blocks_by_group, fused_qkv, linear
+from modelzoo_trainer.conversion.rules import Read, Rule, blocks_by_group, fused_qkv, linear
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.position_bias import alibi_slopes

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,11 +24,21 @@ from modelzoo_trainer.checkpointing.folder import free_bytes, hidden_name
 from modelzoo_trainer.checkpointing.lazy_weights import INDEX, SINGLE
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
-from modelzoo_trainer.conversion.rules import TensorSpec
 from modelzoo_trainer.errors import CheckpointError
 
 _NAMES: Final = {getattr(torch, dtype): name for name, (dtype, _) in DTYPES.items()}
 _PIECE: Final = 1 << 24  # bytes per write
+
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A tensor that has not been read."""
+
+    shape: Shape
+    dtype: torch.dtype
 
 
 @dataclass(slots=True, kw_only=True)
