@@ -79,7 +79,7 @@ class TransformersModel(nn.Module):
             found: The tensors of the folder by name.
 
         Raises:
-            ConfigError: If the folder lacks tensors that have to be there, or shapes differ.
+            ConfigError: If the folder lacks tensors that the model requires, or shapes differ.
         """
         own, entries = self.state_dict(), self.complete_state(found)
         names = PlainNames(own)
