@@ -14,6 +14,7 @@ from torch.nn import functional
 from modelzoo_trainer.constraints import Flag, NonNegative, NonNegativeSize, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import IGNORED_LABEL
+from modelzoo_trainer.hugging_face.labels import num_repeated
 from modelzoo_trainer.models.freezing import in_evaluation_mode
 from modelzoo_trainer.models.generation import draw_next, extend_tokens
 from modelzoo_trainer.models.hugging_face.attention import (
@@ -195,10 +196,8 @@ class HfCausalLm(TransformersModel):
             return
         if torch._guards.detect_fake_mode([ids]) is not None:  # a plan: there are no values
             return
-        counts = batch.get("attention_mask", torch.ones_like(ids)) != 0
-        counts = counts & (labels != IGNORED_LABEL)
-        same, num = ((ids == labels) & counts).sum().item(), counts.sum().item()
-        if num and same == num and (ids[:, 1:] != ids[:, :-1])[counts[:, 1:]].any().item():
+        num = num_repeated(ids, labels, batch.get("attention_mask"))
+        if num:
             raise ConfigError(
                 f"labels equal input_ids at all {num} positions of the first batch that count: the "
                 f"model would learn to repeat each token. Data processors here return the next "
