@@ -148,10 +148,18 @@ def test_what_depends_on_the_length_of_an_epoch_needs_it(convert):
     (missing,) = findings.of(Kind.MISSING)
     assert missing.path == "scheduler.t_max"
     assert "--steps-per-epoch" in missing.why
+    assert not [one for one in findings.of(Kind.NO_EFFECT) if one.path.startswith("scheduler")]
     trainer, findings = convert(text, steps_per_epoch=50)
     assert not findings.of(Kind.MISSING)
     members = trainer["init"]["schedulers"][0]["SequentialLR"]["schedulers"]
     assert [one["total_iters"] for member in members for one in member.values()] == [10, 90]
+
+
+def test_a_run_that_ends_in_its_warmup_has_a_warmup_alone(convert):
+    text = changed(SMALL, scheduler="{name: cosine_with_warmup, t_warmup: 200ba}")
+    trainer, _ = convert(text)
+    rise = {"initial_learning_rate": 0.0, "end_learning_rate": 1e-3, "total_iters": 200}
+    assert trainer["init"]["schedulers"] == [{"LinearLR": rise}]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +237,8 @@ def test_a_finetune_keeps_its_values(convert_named):
     assert {"OpProfiler": {"start_step": 5, "end_step": 8}} in init["callbacks"]
     stop = {"metric": "validate_1/loss", "mode": "min", "patience": 3, "min_delta": 0.01}
     assert {"EarlyStopping": stop} in init["callbacks"]
+    (saver,) = [one for one in init["callbacks"] if "HuggingFaceCheckpoint" in one]
+    assert saver["HuggingFaceCheckpoint"]["folder"] == "./llama-sft/hf/hf_{step}"
     assert [one["path"] for one in trainer["fit"]["val_dataloader"]] == [
         "mosaicml/dolly_hhrlhf",
         "json",
@@ -255,7 +265,7 @@ def test_a_secret_is_not_shown(convert):
         ({"precision": "int4"}, "precision: 'int4' is unknown"),
         ({"seed": "yes"}, "seed: expected an integer, got 'yes'"),
         ({"optimizer": "3"}, "optimizer: expected a mapping"),
-        ({"scheduler": "{name: cosine_with_warmup, t_warmup: 100ba}"}, "scheduler.t_warmup"),
+        ({"scheduler": "{name: cosine_with_warmup, t_warmup: soon}"}, "scheduler.t_warmup"),
     ],
 )
 def test_an_invalid_value_is_refused_with_its_key(convert, values, said):

@@ -85,7 +85,7 @@ class _Conversion:
         root = self._root
         init: dict[str, Any] = {"device": "auto"}
         init["backend"] = self._backend()
-        init["model_dir"] = f"./{root.text('run_name') or 'llm_foundry_run'}"
+        init["model_dir"] = f"./{self._data.run_name}"
         init["model"] = convert_model(root, init["backend"])
         init["optimizer"] = convert_optimizer(root)
         init["schedulers"] = convert_scheduler(root, self._run)
@@ -260,8 +260,7 @@ class _Conversion:
         if "://" in folder:
             root.differs("save_folder", "checkpoints are written to model_dir; copy them there.")
         else:
-            name = root.text("run_name") or "llm_foundry_run"
-            checkpoint["checkpoint_root"] = folder.replace("{run_name}", name)
+            checkpoint["checkpoint_root"] = folder.replace("{run_name}", self._data.run_name)
         checkpoint |= self._save_interval()
         keep = root.integer("save_num_checkpoints_to_keep", -1)
         if keep > 0:

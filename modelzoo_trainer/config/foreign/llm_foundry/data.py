@@ -18,6 +18,7 @@ class Data:
     Attributes:
         train: Arguments of `fit.train_dataloader`.
         validation: Those of `fit.val_dataloader`, or a list of several; None = none.
+        run_name: The name of the run, or one instead of it.
         labels: The labels of the validation dataloaders, in their order.
         samples_per_step: Of all processes; None = not in the file.
         tokens_per_sample: None = not the same for all samples.
@@ -26,6 +27,7 @@ class Data:
     def __init__(self, root: Section, findings: Findings) -> None:
         self._root = root
         self._findings = findings
+        self.run_name: str = root.text("run_name") or "llm_foundry_run"
         self._max_length = root.integer("max_seq_len")
         tokenizer = root.inside("tokenizer")
         self._tokenizer = tokenizer.text("name")

@@ -139,6 +139,7 @@ def _hugging_face(section: Section, run: Run, data: Data) -> list[Component]:
         section.differs("save_folder", why)
         arguments: dict[str, Any] = {}
     else:
+        folder = folder.replace("{run_name}", data.run_name)
         arguments = {"folder": f"{folder.rstrip('/')}/hf_{{step}}"}
     time = read_duration(section.take("save_interval", "1dur"))
     if time is None:

@@ -71,18 +71,14 @@ def convert_scheduler(root: Section, run: Run) -> list[dict[str, Any]]:
         length = _steps(section, "t_max", "1dur", run)
     if warmup is None or length is None:
         return []
-    if main is not _constant and warmup >= length:
-        root.findings.mistake(
-            f"{section.where('t_warmup')}: {warmup} steps are not less than the {length} of "
-            f"the schedule."
-        )
-        return []
-    rest = main(section, lr, length - warmup)
+    rest = main(section, lr, max(length - warmup, 1))
     if not warmup:
         return [rest]
     top = next(iter(rest.values()))
     peak = top.get("learning_rate", top.get("initial_learning_rate"))
     rise = {"initial_learning_rate": 0.0, "end_learning_rate": peak, "total_iters": warmup}
+    if main is not _constant and warmup >= length:  # the run ends before the warm-up does
+        return [{"LinearLR": rise}]
     return [{"SequentialLR": {"schedulers": [{"LinearLR": rise}, rest]}}]
 
 
@@ -99,6 +95,8 @@ def _steps(section: Section, key: str, default: str, run: Run) -> int | None:
     if steps is None:
         why = f"{run.why_unknown(time)} Until then the learning rate is constant."
         section.note(Kind.MISSING, key, why)
+        for factor in ("alpha", "alpha_f", "alpha_i"):  # the schedule that is listed has them
+            section.take(factor)
     return steps
 
 

@@ -213,11 +213,8 @@ class _Conversion:
                 why = "the schedule assumes that an epoch has that many steps."
                 root.differs("max_steps_per_epoch", why)
             length = per_epoch * root.integer("epochs", 1) - warmup
-            if length < 1:
-                self._findings.mistake(
-                    f"{section.where('num_warmup_steps')}: {warmup} steps are not less than those "
-                    f"of the run."
-                )
+            if length < 1:  # the run ends before the warm-up does
+                return [{"LinearLR": rise}]
             decay = {"initial_learning_rate": lr, "end_learning_rate": 0.0, "total_iters": length}
             rest = {"CosineDecayLR": decay}
         if not warmup:
