@@ -31,6 +31,9 @@ PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
         "DpoHDF5DataProcessor": "modelzoo_trainer.data.hdf5.dpo:DpoHDF5DataProcessor",
         "GptHDF5DataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5DataProcessor",
         "GptHDF5MapDataProcessor": "modelzoo_trainer.data.hdf5.gpt:GptHDF5MapDataProcessor",
+        "HuggingFaceDataProcessor": (
+            "modelzoo_trainer.data.hugging_face.processor:HuggingFaceDataProcessor"
+        ),
         "ImageNet1KProcessor": "modelzoo_trainer.data.images.imagenet:ImageNet1KProcessor",
         "LlavaHDF5MapDataProcessor": (
             "modelzoo_trainer.data.hdf5.multimodal:LlavaHDF5MapDataProcessor"

@@ -219,7 +219,7 @@ def cached_tokens(
     path = cache_dir / f"{_key(documents, tokenization, part)}.npy"
     dtype = np.min_scalar_type(tokenization.vocab_size - 1)
     if path.is_file():
-        damage = _damage(path, dtype)
+        damage = damage_of(path, dtype)
         if damage is None:
             _say_once("Using the cached tokens of split %r: %s", split, path)
             return path
@@ -229,7 +229,7 @@ def cached_tokens(
     parts = (tokenization.encode(_read(document)) for document in documents)
     if part is not None:
         parts = (_part(whole, *part) for whole in parts)
-    _write(path, parts, dtype)
+    write_tokens(path, parts, dtype)
     return path
 
 
@@ -251,8 +251,8 @@ def _key(
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-def _damage(path: Path, dtype: np.dtype[Any]) -> str | None:
-    """Return what is wrong with a token file; None if it is intact.
+def damage_of(path: Path, dtype: np.dtype[Any]) -> str | None:
+    """Return what is wrong with a file that `write_tokens` wrote; None if it is intact.
 
     A file without a digest, written by an earlier version, is checked by size and dtype.
     """
@@ -296,7 +296,17 @@ def _read(document: Document) -> bytes:
         ) from error
 
 
-def _write(path: Path, parts: Iterator[Tokens], dtype: np.dtype[Any]) -> None:
+def write_tokens(path: Path, parts: Iterator[Tokens], dtype: np.dtype[Any]) -> None:
+    """Write a one-dimensional array with a digest; a file that is there is replaced as a whole.
+
+    Args:
+        path: The `.npy` file; its folder is created if missing.
+        parts: Parts of the array, in order.
+        dtype: That of the file.
+
+    Raises:
+        ConfigError: If the folder cannot be written.
+    """
     temporary = path.with_name(f".{path.stem}-{uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

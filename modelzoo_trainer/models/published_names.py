@@ -18,9 +18,6 @@ _NAMES: Final = {
     r"layers\.(\d+)\.attention\.o_proj\.": (
         r"transformer_decoder.layers.\1.self_attn.proj_output_dense_layer."
     ),
-    r"layers\.(\d+)\.attention\.([qk])_norm\.": (
-        r"transformer_decoder.layers.\1.self_attn.\2_norm."
-    ),
     r"layers\.(\d+)\.ffn\.up_proj\.": r"transformer_decoder.layers.\1.ffn.ffn.0.linear_layer.",
     r"layers\.(\d+)\.ffn\.gate_proj\.": (
         r"transformer_decoder.layers.\1.ffn.ffn.0.linear_layer_for_glu."

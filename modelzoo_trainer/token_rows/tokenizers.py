@@ -25,12 +25,13 @@ SPECIAL: Final = (
     "mask_token",
 )
 _END_OF_TEXT: Final = "<|endoftext|>"
-_HUB_FILES: Final = (
+HUB_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+"""Files of a repository of the Hub that are downloaded for its tokenizer."""
 _INSTALL: Final = 'pip install "modelzoo-trainer[preprocess]"'
 
 
@@ -215,16 +216,33 @@ def _huggingface(name: str, params: dict[str, Any]) -> Tokenizer:
         known = (*SPECIAL, "revision", "token")
         raise ConfigError(f"processing.tokenizer_params.{key}: unknown. {suggest(key, known)}")
     path = Path(name).expanduser()
+    return tokenizer_at(
+        path if path.exists() else _downloaded(name, access),
+        given,
+        key="processing.huggingface_tokenizer",
+    )
+
+
+def tokenizer_at(path: Path, tokens: Mapping[str, str], *, key: str) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json file, or of a folder that contains one.
+
+    Args:
+        path: The file or folder; a folder also has the special tokens and the chat template.
+        tokens: Special tokens by the names in `SPECIAL`, which replace those of the folder.
+        key: The setting that gives it, for messages.
+
+    Raises:
+        ConfigError: If it cannot be loaded, or a special token is not one of its tokens.
+    """
     if path.is_file():
-        return _from_engine(_read(path), given)
-    folder = path if path.is_dir() else _downloaded(name, access)
-    config = _json(folder / "tokenizer_config.json")
-    tokens = _token_texts(_json(folder / "special_tokens_map.json"), config, given)
-    made = _from_engine(_engine_of(folder, name), tokens)
-    return replace(made, template=_template_of(folder, config))
+        return _from_engine(_read(path), tokens)
+    config = _json(path / "tokenizer_config.json")
+    texts = _token_texts(_json(path / "special_tokens_map.json"), config, tokens)
+    made = _from_engine(_engine_of(path, key), texts)
+    return replace(made, template=_template_of(path, config))
 
 
-def _engine_of(folder: Path, name: str) -> Any:
+def _engine_of(folder: Path, key: str) -> Any:
     if (folder / "tokenizer.json").is_file():
         return _read(folder / "tokenizer.json")
     try:  # converts older files; it imports torch, so only where there is nothing else
@@ -232,8 +250,8 @@ def _engine_of(folder: Path, name: str) -> Any:
         engine = auto.from_pretrained(str(folder)).backend_tokenizer
     except Exception as error:
         raise ConfigError(
-            f"processing.huggingface_tokenizer: {name!r} has no tokenizer.json, and transformers "
-            f"cannot convert its files: {reason_of(error)}. Save a fast tokenizer there: "
+            f"{key}: {str(folder)!r} has no tokenizer.json, and transformers cannot convert its "
+            f"files: {reason_of(error)}. Save a fast tokenizer there: "
             "AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         ) from error
     return _plain(engine)
@@ -242,7 +260,7 @@ def _engine_of(folder: Path, name: str) -> Any:
 def _downloaded(name: str, access: Mapping[str, Any]) -> Path:
     try:
         hub = import_library("huggingface_hub")
-        return Path(hub.snapshot_download(name, allow_patterns=list(_HUB_FILES), **access))
+        return Path(hub.snapshot_download(name, allow_patterns=list(HUB_FILES), **access))
     except Exception as error:  # no network, no such name, no access
         raise ConfigError(
             f"processing.huggingface_tokenizer: {name!r} is not a folder or file, and cannot be "

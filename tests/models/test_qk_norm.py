@@ -7,6 +7,8 @@ import torch
 
 from backends.errors import BackendError
 from backends.parallel.tensor_parallel import split_layers
+from modelzoo_trainer.conversion.cerebras import rules_of
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.decoder_names import Gpt2
 from tests.models.decoder_cases import NO_DROPOUT, SIZES
 
@@ -48,3 +50,8 @@ def test_attention_is_not_split_over_processes() -> None:
 
     with pytest.raises(BackendError, match=r"q_proj.*attention_qk_norm"):
         split_layers(model, plan, Two())  # type: ignore[arg-type]  # its size is all that is read
+
+
+def test_the_norms_have_no_published_name_as_they_have_no_effect_there() -> None:
+    with pytest.raises(ConfigError, match=r"q_norm.*no name in the Cerebras Model Zoo"):
+        rules_of(make(), {"layers.0.attention.q_norm.weight": (8,)})

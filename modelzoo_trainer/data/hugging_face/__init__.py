@@ -1,0 +1,1 @@
+"""Data processors over datasets of Hugging Face's `datasets` library."""

@@ -1,0 +1,214 @@
+"""Datasets of Hugging Face's `datasets`, tokenized for language models."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from modelzoo_trainer.constraints import (
+    Flag,
+    Name,
+    NonNegativeSize,
+    PositiveInt,
+    Size,
+    checked,
+)
+from modelzoo_trainer.data.hugging_face.arguments import (
+    check_use,
+    encoding_settings,
+    loading_options,
+    source_of,
+)
+from modelzoo_trainer.data.hugging_face.encoding import (
+    Encoding,
+    EncodingSettings,
+    Truncation,
+    TurnsEncoding,
+    template_of,
+)
+from modelzoo_trainer.data.hugging_face.examples import Task
+from modelzoo_trainer.data.hugging_face.row_cache import CachedRows, cached_rows
+from modelzoo_trainer.data.hugging_face.source import (
+    DatasetSource,
+    column_names,
+    require_column,
+)
+from modelzoo_trainer.data.hugging_face.tokenizer import (
+    FitCheck,
+    load_tokenizer,
+    missing_tokenizer,
+)
+from modelzoo_trainer.data.processor import DataProcessor, ShuffleSeed
+from modelzoo_trainer.data.token_cache import default_cache_dir
+from modelzoo_trainer.interceptors import event
+from modelzoo_trainer.token_rows.tokenizers import Tokenizer
+
+
+class HuggingFaceDataProcessor(DataProcessor):
+    """Load batches of a dataset of Hugging Face's `datasets`, tokenized once and cached on disk.
+
+    Rows are those that `data_preprocess` writes for the same texts, tokenizer and settings, without
+    its normalization of text (`use_ftfy: false`).
+
+    Args:
+        path: A file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.txt`, `.arrow`), a folder of files or
+            one that `save_to_disk` wrote, a format of `data_files` (`json`, `csv`, `parquet`,
+            `text`, `arrow`), or a name of the Hub.
+        tokenizer: A folder, a tokenizer.json file, or a name of the Hub.
+        max_sequence_length: Tokens per row, >= 1.
+        batch_size: Rows per batch and process, >= 1.
+        global_batch_size: Rows per batch over all processes, a multiple of their number; give
+            either this or `batch_size`.
+        task: What a row of the dataset is: `text`, `chat`, `instruction` or `preference`.
+        name: The configuration of a dataset that has several.
+        data_files: Files or glob patterns, one or a list, or a mapping of these by split.
+        data_dir: A folder of files of a format, or of the dataset.
+        split: The split, such as `train` or `train[:90%]`.
+        revision: Branch, tag or commit of a dataset of the Hub.
+        text_column: For `text`.
+        messages_column: For `chat`: a list of messages, each with a role and a content.
+        message_role_key: Key of the role in a message: system, user (or human), assistant (gpt).
+        message_content_key: Key of the content in a message.
+        prompt_column: For `instruction` and `preference`; not needed where the answers are lists of
+            messages that begin with one of the user.
+        response_column: For `instruction`.
+        chosen_column: For `preference`: a text, or a list of messages with the answer.
+        rejected_column: For `preference`, as `chosen_column`.
+        packing: Whether a row has several documents. They do not attend to each other: batches have
+            `attention_span` and `position_ids`, which the included decoders use.
+        chat_template: `tokenizer` for its own, `chatml`, a Jinja file, or the text of a template;
+            default: the tokenizer's for `chat` and `preference`, none for `instruction`.
+        separator: Text between a prompt and its response, for `instruction` without a template.
+        truncation: What becomes of chats and instructions with more than `max_sequence_length`
+            tokens: `skip`, or cut the longest prompts at their start (`keep_end`) or end
+            (`keep_start`), then the answers at their end.
+        max_prompt_length: For `preference`: tokens that the prompt keeps, at its end, in rows that
+            would be too long.
+        min_sequence_length: Documents with fewer tokens are skipped.
+        eos_token: The token that ends a document; default: that of the tokenizer's folder.
+        pad_token: The token that fills rows; default: that of the folder, else `eos_token`.
+        vocab_size: Number of token ids of the model, which the tokenizer must not exceed; a run
+            also compares that of the model.
+        cache_dir: Folder of the cached rows and of what `datasets` makes of files; default:
+            `.cache/modelzoo_trainer/tokens` in the home folder, and the default of `datasets`.
+        shuffle: Whether to shuffle the rows.
+        shuffle_seed: Seed of the order.
+        num_workers: Number of worker processes; 0 = load in the main process.
+        drop_last: Whether to drop a smaller last batch.
+        prefetch_factor: Batches that each worker prefetches.
+        persistent_workers: Whether workers persist between epochs.
+
+    Shapes:
+        A batch: `input_ids`, `attention_mask` (which labels count: for `chat` and `instruction`
+        those of the answers) and `labels` (the next tokens), (B, max_sequence_length), int32; with
+        `packing` also `attention_span` and `position_ids`. For `preference`: the first three with
+        `chosen_` and `rejected_` in front, for the model `dpo`.
+
+    Raises:
+        ConfigError: If a file, split, column or chat template is missing, the dataset is empty, or
+            a row is not what the task reads.
+    """
+
+    @checked()
+    def __init__(
+        self,
+        *,
+        path: Name,
+        tokenizer: Name,
+        max_sequence_length: Size,
+        batch_size: PositiveInt | None = None,
+        global_batch_size: PositiveInt | None = None,
+        task: Task = "text",
+        name: str | None = None,
+        data_files: str | list[str] | dict[str, Any] | None = None,
+        data_dir: str | None = None,
+        split: Name = "train",
+        revision: str | None = None,
+        text_column: Name = "text",
+        messages_column: Name = "messages",
+        message_role_key: Name = "role",
+        message_content_key: Name = "content",
+        prompt_column: Name = "prompt",
+        response_column: Name = "response",
+        chosen_column: Name = "chosen",
+        rejected_column: Name = "rejected",
+        packing: Flag = False,
+        chat_template: str | None = None,
+        separator: str = "\n",
+        truncation: Truncation = "skip",
+        max_prompt_length: Size = 512,
+        min_sequence_length: NonNegativeSize = 0,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+        vocab_size: Size | None = None,
+        cache_dir: str | None = None,
+        shuffle: Flag = True,
+        shuffle_seed: ShuffleSeed = 0,
+        num_workers: NonNegativeSize = 0,
+        drop_last: Flag = True,
+        prefetch_factor: Size | None = None,
+        persistent_workers: Flag = False,
+    ) -> None:
+        given = {key: value for key, value in locals().items() if key != "self"}
+        check_use(given, _defaults())
+        self.options = loading_options(given)
+        self._cache_dir = cache_dir
+        self.tokenizer = self.create_tokenizer(tokenizer, eos_token, pad_token)
+        self._fit_check = FitCheck(tokenizer, self.tokenizer.vocab_size, max_sequence_length)
+        self._fit_check(vocab_size, None)
+        template = template_of(chat_template, self.tokenizer, tokenizer, task)
+        settings, source = encoding_settings(given, template), source_of(given)
+        data = self.load(source)
+        found = column_names(data, source.where)
+        for key, column in settings.columns.of(task).items():
+            require_column(column, key, found, source.where)
+        self.dataset = self.process(data, settings, source.where)
+
+    @event("create-tokenizer")
+    def create_tokenizer(
+        self, tokenizer: str, eos_token: str | None, pad_token: str | None
+    ) -> Tokenizer:
+        """Return the tokenizer."""
+        return load_tokenizer(tokenizer, eos_token, pad_token)
+
+    @event("load")
+    def load(self, source: DatasetSource) -> Any:
+        """Return the split of the dataset."""
+        return source.open(self._cache_dir)
+
+    @event("process")
+    def process(self, data: Any, settings: EncodingSettings, where: str) -> CachedRows:
+        """Return the rows of tokens; make them if they are not cached."""
+        encoding: Encoding = TurnsEncoding(settings, self.tokenizer, where)
+        given = self._cache_dir
+        folder = default_cache_dir() if given is None else Path(given).expanduser()
+        path = cached_rows(data, encoding, folder, where)
+        return CachedRows(path, encoding, settings.max_sequence_length, self._fit_check)
+
+    @classmethod
+    def check_arguments(cls, **arguments: Any) -> list[str]:
+        """Check the arguments without reading data; return what is missing on this machine.
+
+        A tokenizer on this machine is read; a name of the Hub is not looked up.
+
+        Raises:
+            ConfigError: If arguments exclude each other, or the tokenizer cannot be used.
+        """
+        defaults = _defaults()
+        given = defaults | arguments
+        check_use(given, defaults)
+        loading_options(given)
+        name = given["tokenizer"]
+        lacks = source_of(given).check() + missing_tokenizer(name)
+        if Path(name).expanduser().exists():
+            made = load_tokenizer(name, given["eos_token"], given["pad_token"])
+            FitCheck(name, made.vocab_size, given["max_sequence_length"])(given["vocab_size"], None)
+            template_of(given["chat_template"], made, name, given["task"])
+        return lacks
+
+
+def _defaults() -> dict[str, Any]:
+    """Return the arguments of the data processor that a call may omit."""
+    parameters = inspect.signature(HuggingFaceDataProcessor).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not one.empty}
