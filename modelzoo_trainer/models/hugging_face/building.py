@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from torch.nn import Module
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import transformers_library
 from modelzoo_trainer.models.hugging_face.adapters import add_adapters, check_peft
+from modelzoo_trainer.models.hugging_face.initializing import check_adapters_on_meta
 from modelzoo_trainer.models.hugging_face.settings import (
     FOLDER_KEY,
     HfSettings,
@@ -71,14 +72,25 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
         options["trust_remote_code"] = True
     if settings.attn_implementation is not None:
         options["attn_implementation"] = settings.attn_implementation
-    with _quiet(library), _naming(settings):
-        if folder is None or not settings.has_weights or _is_planned():
+    is_deferred = is_built_on_meta(settings)
+    device = torch.device("meta") if is_deferred else nullcontext()
+    if is_deferred and settings.peft_config is not None:
+        check_adapters_on_meta(check_peft(settings.peft_config))
+    with _quiet(library), _naming(settings), device:
+        if folder is None or not settings.has_weights or is_deferred or _is_planned():
             model: Module = cls.from_config(config, **options)
         else:
             model = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
-    if settings.peft_config is not None:
-        add_adapters(model, settings.peft_config)
+        if settings.peft_config is not None:
+            add_adapters(model, settings.peft_config)
     return model
+
+
+def is_built_on_meta(settings: HfSettings) -> bool:
+    """Return whether a model is built without values, which it gets when it is distributed."""
+    if _is_planned():
+        return False
+    return settings.init_device == "meta" or torch.empty(0).is_meta
 
 
 def auto_class_of(library: Any, name: str) -> Any:
@@ -121,31 +133,68 @@ def _loaded(
         local_files_only=True,
         **options,
     )
-    _check_shapes(folder, found["mismatched_keys"])
-    missing, others = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
-    if missing and not may_start_anew:
-        raise ConfigError(
-            f"{FOLDER_KEY}: the weights in {str(folder)!r} lack {len(missing)} tensors of "
-            f"{type(model).__name__}, first {missing[0]!r}"
-            + (f", and have others, first {others[0]!r}" if others else "")
-            + ". Give the folder of a model of this kind, or set pretrained: false."
-        )
-    if missing:
-        warnings.warn(
-            f"{FOLDER_KEY}: the weights in {str(folder)!r} lack {len(missing)} tensors of "
-            f"{type(model).__name__}, which start from initial values: {_some(missing)}.",
-            stacklevel=5,
+    check_shapes(str(folder), found["mismatched_keys"])
+    if found["missing_keys"]:
+        check_missing(
+            str(folder),
+            type(model).__name__,
+            sorted(found["missing_keys"]),
+            sorted(found["unexpected_keys"]),
+            may_start_anew=may_start_anew,
         )
     loaded: Module = model
     return loaded
 
 
-def _check_shapes(folder: Path, mismatched: Any) -> None:
+def check_missing(
+    folder: str,
+    model: str,
+    missing: list[str],
+    others: Sequence[str] = (),
+    *,
+    may_start_anew: bool,
+) -> None:
+    """Refuse weights that lack tensors of the model, or warn of them.
+
+    Args:
+        folder: Where the weights are.
+        model: The class of the model.
+        missing: The tensors that they lack; at least one.
+        others: Tensors that the model does not have.
+        may_start_anew: Whether these may have initial values.
+
+    Raises:
+        ConfigError: If they may not.
+    """
+    if not may_start_anew:
+        raise ConfigError(
+            f"{FOLDER_KEY}: the weights in {folder!r} lack {len(missing)} tensors of {model}, "
+            f"first {missing[0]!r}"
+            + (f", and have others, first {others[0]!r}" if others else "")
+            + ". Give the folder of a model of this kind, or set pretrained: false."
+        )
+    warnings.warn(
+        f"{FOLDER_KEY}: the weights in {folder!r} lack {len(missing)} tensors of {model}, which "
+        f"start from initial values: {_some(missing)}.",
+        stacklevel=6,
+    )
+
+
+def check_shapes(folder: str, mismatched: Any) -> None:
+    """Refuse weights of other shapes than the model's.
+
+    Args:
+        folder: Where the weights are.
+        mismatched: Name, shape there and shape in the model of each such tensor.
+
+    Raises:
+        ConfigError: If there is one.
+    """
     if not mismatched:
         return
     name, theirs, ours = min(mismatched, key=lambda one: str(one[0]))
     raise ConfigError(
-        f"{FOLDER_KEY}: {len(mismatched)} tensors in {str(folder)!r} have other shapes than the "
+        f"{FOLDER_KEY}: {len(mismatched)} tensors in {folder!r} have other shapes than the "
         f"model, first {name!r}: {tuple(theirs)} in the file, {tuple(ours)} in the model. Correct "
         f"config_overrides or its config.json, or set pretrained: false."
     )

@@ -36,7 +36,8 @@ class HfModel(TransformersModel):
         attn_implementation: `sdpa`, `eager` or another one of `transformers`; null = `sdpa` where
             the architecture has it, else `eager`.
         dtype: Type of the weights.
-        init_device: Where the model is built.
+        init_device: `cpu`, or `meta`: without values, which it gets after it is sharded, so that no
+            process ever has the whole model.
         peft_config: Adapters of the library `peft`, the only weights to train: `peft_type` (LORA)
             and its settings, such as `r` and `target_modules`.
         trust_remote_code: Whether an architecture may be Python code of the repository, which then

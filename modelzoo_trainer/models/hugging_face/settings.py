@@ -57,11 +57,6 @@ class HfSettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        if self.init_device == "meta":
-            raise ConfigError(
-                "init_device: meta is not supported yet. Set init_device: cpu; the weights are "
-                "built in host memory."
-            )
         if (self.pretrained_model_name_or_path is None) == (self.config is None):
             given = "neither" if self.config is None else "both"
             raise ConfigError(

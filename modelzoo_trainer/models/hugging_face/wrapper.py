@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from torch import Tensor, nn
 
+from modelzoo_trainer.hugging_face.stored_names import in_memory
 from modelzoo_trainer.models.hugging_face.adapters import PlainNames, merged_state
-from modelzoo_trainer.models.hugging_face.building import build
+from modelzoo_trainer.models.hugging_face.building import (
+    build,
+    check_missing,
+    check_shapes,
+    is_built_on_meta,
+)
+from modelzoo_trainer.models.hugging_face.initializing import Step, reset_steps
 from modelzoo_trainer.models.hugging_face.settings import HfSettings
 
 _PREFIX: Final = "model."
@@ -27,10 +34,18 @@ class TransformersModel(nn.Module):
         ConfigError: If a setting is invalid, or the folder or its weights do not fit.
     """
 
+    resets_parts: ClassVar[bool] = True
+    """Whether `reset_steps` initializes the modules within, too."""
+
     def __init__(self, settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> None:
         super().__init__()
         self.settings = settings
         self.model: Any = build(settings, auto_class, may_start_anew=may_start_anew)
+        self._may_start_anew = may_start_anew
+        self.weights_folder: Path | None = None
+        """The folder whose weights are still to be loaded: of a model that was built on `meta`."""
+        if settings.has_weights and is_built_on_meta(settings):
+            self.weights_folder = settings.folder()
 
     @property
     def config(self) -> Any:
@@ -49,6 +64,38 @@ class TransformersModel(nn.Module):
         with merged_state(self.model) as state:
             self.model.save_pretrained(folder, state_dict=state)
 
+    def reset_steps(self) -> Iterator[Step]:
+        """Yield the parts of the model, each with the function that initializes it.
+
+        Raises:
+            ConfigError: As `initializing.reset_steps`.
+        """
+        return reset_steps(self.model)
+
+    def pretrained_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an entry for each tensor of the model: of its folder, or its initial value.
+
+        Args:
+            found: The tensors of the folder by name.
+
+        Raises:
+            ConfigError: If the folder lacks tensors that the model requires, or shapes differ.
+        """
+        own, entries = self.state_dict(), self.complete_state(found)
+        names = PlainNames(own)
+        missing = [name for name in own if name not in entries]
+        if missing:
+            check_missing(
+                str(self.weights_folder),
+                type(self.model).__name__,
+                [names.plain.get(name, name).removeprefix(_PREFIX) for name in missing],
+                may_start_anew=self._may_start_anew,
+            )
+        for name, value in own.items():
+            if name in entries and entries[name].shape != value.shape:
+                check_shapes(str(self.weights_folder), [(name, entries[name].shape, value.shape)])
+        return {name: entries.get(name, value) for name, value in own.items()}
+
     def complete_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return the entries of a checkpoint by the names here.
 
@@ -62,6 +109,8 @@ class TransformersModel(nn.Module):
         if all(name in found for name in own):
             return dict(found)
         names = PlainNames(own)
+        plain = {one.removeprefix(_PREFIX): own[name] for name, one in names.plain.items()}
+        found = in_memory(self.model, found, plain)
         has_adapters = any(name in found for name in names.added)
         entries: dict[str, Any] = {}
         used: set[str] = set()
