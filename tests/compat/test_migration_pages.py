@@ -165,6 +165,8 @@ def test_the_program_on_hugging_face_runs(tmp_path: Path) -> None:
     run(program("hugging_face", "transformers"), tmp_path / "run")
     assert (tmp_path / "run" / "trained" / "tokenizer.json").is_file()
     assert (tmp_path / "run" / "runs" / "sums" / "checkpoint_20").is_dir()
+    run(program("hugging_face", "transformers", 1), tmp_path / "second")
+    assert (tmp_path / "second" / "trained_bert" / "config.json").is_file()
 
 
 @pytest.mark.slow

@@ -59,11 +59,7 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
     cls = auto_class_of(library, auto_class)
     folder = settings.folder()
     is_remote = uses_remote_code(library, settings, folder)
-    if is_remote:
-        warnings.warn(
-            f"trust_remote_code is true: {str(folder)!r} runs Python code of its repository.",
-            stacklevel=4,
-        )
+    _warn_of_code(settings, folder, is_remote=is_remote)
     config = architecture(settings, folder)
     if not is_remote:
         _check_task(cls, auto_class, config)
@@ -91,6 +87,20 @@ def is_built_on_meta(settings: HfSettings) -> bool:
     if _is_planned():
         return False
     return settings.init_device == "meta" or torch.empty(0).is_meta
+
+
+def _warn_of_code(settings: HfSettings, folder: Path | None, *, is_remote: bool) -> None:
+    if is_remote:
+        warnings.warn(
+            f"trust_remote_code is true: {str(folder)!r} runs Python code of its repository.",
+            stacklevel=5,
+        )
+    elif settings.trust_remote_code:
+        warnings.warn(
+            f"trust_remote_code is true, but transformers has the architecture of {str(folder)!r}, "
+            f"so it has no effect. Remove it.",
+            stacklevel=5,
+        )
 
 
 def auto_class_of(library: Any, name: str) -> Any:
