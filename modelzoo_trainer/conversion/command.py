@@ -94,9 +94,15 @@ def convert(request: Request) -> list[str]:
     read = {None: _read_ours, "hf": _read_hugging_face, "cerebras": _read_cerebras}
     weights = read[request.origin](request)
     write = {None: _write_ours, "hf": _write_hugging_face, "cerebras": _write_cerebras}
-    what, num_bytes = write[request.layout](request, weights)
-    size = f"{num_bytes / (1 << 20):.1f} MiB"
-    return [f"{request.target}: {what}, {size} (settings of the model: {weights.model.where})"]
+    what, plan = write[request.layout](request, weights)
+    size = f"{num_bytes_of(plan.specs) / (1 << 20):.1f} MiB"
+    lines = [f"{request.target}: {what}, {size} (settings of the model: {weights.model.where})"]
+    if plan.num_rounded:
+        lines.append(
+            f"{plan.num_rounded} values of norms are rounded to float32 after 1 was subtracted, as "
+            f"this family has them: converted back, they differ by less than 1e-7."
+        )
+    return lines
 
 
 def _own_dtype(request: Request) -> torch.dtype | None:
@@ -106,6 +112,7 @@ def _own_dtype(request: Request) -> torch.dtype | None:
 
 def _read_ours(request: Request) -> _Weights:
     path = Path(request.source)
+    path = path.resolve() if path.is_dir() else path  # latest is a link
     if (path / "config.json").is_file():
         raise ConfigError(
             f"{request.source!r} is a folder of Hugging Face, not a checkpoint of this trainer. "
@@ -148,7 +155,7 @@ def _shapes(model: ModelSettings) -> dict[str, Shape]:
         return shapes_of(model.model_class, model.arguments)
 
 
-def _write_ours(request: Request, weights: _Weights) -> tuple[str, int]:
+def _write_ours(request: Request, weights: _Weights) -> tuple[str, Plan]:
     plan, model = weights.plan, weights.model
     assert plan is not None
     tokenizer, where = tokenizer_of(request.tokenizer, weights.path)
@@ -163,10 +170,10 @@ def _write_ours(request: Request, weights: _Weights) -> tuple[str, int]:
         tokenizer=tokenizer,
         shard_bytes=request.shard_bytes,
     )
-    return f"weights of {model.name}", num_bytes_of(plan.specs)
+    return f"weights of {model.name}", plan
 
 
-def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, int]:
+def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, Plan]:
     export = plan_export(
         weights.source,
         weights.model.settings,
@@ -183,10 +190,10 @@ def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, int]:
         tokenizer_where=where,
         shard_bytes=request.shard_bytes,
     )
-    return f"{export.config['architectures'][0]}", num_bytes_of(export.plan.specs)
+    return f"{export.config['architectures'][0]}", export.plan
 
 
-def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, int]:
+def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, Plan]:
     settings = weights.model.settings
     plan = cerebras.plan_to_cerebras(
         weights.source, settings, _shapes(weights.model), where=weights.where, dtype=request.dtype
@@ -204,4 +211,4 @@ def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, int]:
                 shard_bytes=request.shard_bytes,
                 aliases=aliases,
             )
-    return "weights with the names of the Cerebras Model Zoo", num_bytes
+    return "weights with the names of the Cerebras Model Zoo", plan

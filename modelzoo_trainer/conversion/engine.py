@@ -68,6 +68,8 @@ class Plan:
 
     Attributes:
         specs: The tensors by name, in the order in which they are made.
+        num_rounded: Number of values made by `tensors` so far that do not give the original value
+            on the way back, because their difference to it has no exact float32.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Plan:
         self._steps = steps
         self._source = source
         self._step_of = {name: step for step in steps for name in step.outputs}
+        self.num_rounded = 0
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Make the tensors one at a time, in the order of `specs`.
@@ -85,7 +88,10 @@ class Plan:
             combined one and one of its parts.
         """
         for step in self._steps:
-            yield from _made(step, self._source, self.specs)
+            for name, tensor in _made(step, self._source, self.specs):
+                if step.rule.ours_in_float32 and step.towards == "theirs":
+                    self.num_rounded += _num_rounded(step, self._source, tensor)
+                yield name, tensor
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
@@ -123,6 +129,14 @@ def _made(
         tensors = step.rule.to_ours(read, step.shapes)
     for name, tensor in zip(step.outputs, tensors, strict=True):
         yield name, tensor.to(specs[name].dtype)
+
+
+def _num_rounded(step: _Step, source: Source, made: Tensor) -> int:
+    """Return how many values of our tensor do not come back from `made`, which is made of it."""
+    if made.dtype.itemsize < 4:
+        return 0  # a dtype that was asked for, or that of ours
+    (back,) = step.rule.to_ours(lambda number: made, step.shapes)
+    return int((back != source.read(step.inputs[0])).sum())
 
 
 def plan_theirs(

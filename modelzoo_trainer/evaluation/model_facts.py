@@ -20,7 +20,7 @@ _CHANGING: Final = frozenset(
     }
 )
 
-_NEUTRAL: Final = (None, 0, 1, [], {})
+_NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 1, [], {})
 
 
 def require_language_model(model: Any) -> None:

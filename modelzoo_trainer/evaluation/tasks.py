@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,13 +143,20 @@ class _Forward(logging.Handler):
 
 @contextmanager
 def messages_in_log(level: str) -> Iterator[None]:
-    """Write messages of `lm_eval` of at least a level to the log of the run, inside."""
+    """Write messages of `lm_eval` to the log of the run inside, and no progress bars.
+
+    `level`: the least level that is written.
+    """
+    task_module: Any = import_module("lm_eval.api.task")
     theirs = logging.getLogger("lm_eval")
     before = theirs.level, theirs.propagate, theirs.handlers
     theirs.setLevel(level.upper())
     theirs.propagate, theirs.handlers = False, [_Forward()]
+    bars = getattr(task_module, "tqdm", None)  # they would break the progress of the run
+    task_module.tqdm = lambda items, **options: items
     try:
         yield
     finally:
+        task_module.tqdm = bars
         theirs.setLevel(before[0])
         theirs.propagate, theirs.handlers = before[1], before[2]

@@ -106,7 +106,8 @@ def test_a_checkpoint_has_its_settings_in_its_metadata(model: Gpt2, tmp_path: Pa
     entry = {"params": {"trainer": {"init": {"model": {"name": "llama", **MODEL}}}}}
     state = {"model": model.state_dict(), "__metadata__": [entry]}
     save(tmp_path / "checkpoint_1", state, step=1)
-    assert convert(tmp_path / "checkpoint_1", tmp_path / "hf", "--to", "hf") == 0
+    (tmp_path / "latest").symlink_to("checkpoint_1")
+    assert convert(tmp_path / "latest", tmp_path / "hf", "--to", "hf") == 0
     found = load_file(tmp_path / "hf/model.safetensors")
     assert torch.equal(found["model.embed_tokens.weight"], model.token_embeddings.weight)
 
@@ -261,3 +262,20 @@ def test_nothing_is_left_of_a_target_that_cannot_be_written(
     assert "No space left on device" in text
     monkeypatch.setattr(weights_folder, "free_bytes", lambda folder: 10)
     assert "are free" in refused(capsys, exported, tmp_path / "no", "--from", "hf")
+
+
+def test_rounded_norms_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = MODEL | {
+        "nonlinearity": "geglu_new",
+        "norm_first_sandwich": True,
+        "embeddings_scale": 8**0.5,
+    }
+    model = Gpt2(**settings)
+    params = tmp_path / "params.yaml"
+    params.write_text(json.dumps({"model": {"name": "gemma2", **settings}}))
+    for number, value in enumerate((0.75, 0.1)):
+        torch.nn.init.constant_(model.final_norm.weight, value)
+        write_weights(model.state_dict(), tmp_path / f"{number}.safetensors")
+        words = (tmp_path / f"{number}.safetensors", tmp_path / f"hf{number}", "--to", "hf")
+        assert convert(*words, "--params", params, "--family", "gemma2") == 0
+        assert ("8 values of norms are rounded" in capsys.readouterr().out) == bool(number)
