@@ -23,7 +23,7 @@ from .errors import OUT_OF_MEMORY_ADVICE, BackendError, check_choice, is_out_of_
 from .fast_step import plain_step, plain_zero_grad
 from .loss_window import LossWindow
 from .norms import Norms
-from .placement import map_tensors, move_model
+from .placement import has_no_values, map_tensors, move_model
 from .reads import Deliver, HostReads, Reads
 from .seeds import GAMMA, MASK, Stream, stream_base
 
@@ -253,7 +253,12 @@ class Backend(ABC):
 
     def _place_model(self, model: Module) -> Module:
         """Implement `prepare_model`, after activation checkpointing."""
-        move_model(model, self.device)
+        if self.device.type != "meta" and has_no_values(model):
+            from .deferred_init import materialize  # imports torch.distributed
+
+            materialize(model, self.device)
+        else:
+            move_model(model, self.device)
         self._checkpoint_activations(model)
         if self._compile is not None:
             compile_model(model, self._compile)

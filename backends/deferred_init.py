@@ -32,8 +32,8 @@ def materialize(model: Module, device: torch.device) -> None:
     The values are those of a model built on the host with the same generator, on any number of
     ranks: modules are reset in the order of their constructors, children before parents, by
     `reset_parameters()`. A module may also have `reset_steps()`, which yields pairs of a part of it
-    and a function that initializes it; then only one part at a time is unsharded. No-op if no
-    tensor is on `meta`.
+    and a function that initializes it; then only one part at a time is unsharded. With
+    `resets_parts`, these also initialize the modules within it. No-op if no tensor is on `meta`.
 
     Raises:
         BackendError: If a parameter or buffer got no value.
@@ -71,8 +71,9 @@ def _children_first(module: Module, seen: set[Module]) -> Iterator[Module]:
     if module in seen:
         return
     seen.add(module)
-    for child in module.children():
-        yield from _children_first(child, seen)
+    if not getattr(module, "resets_parts", False):
+        for child in module.children():
+            yield from _children_first(child, seen)
     yield module
 
 

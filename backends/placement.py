@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from .errors import BackendError
 
@@ -49,6 +50,12 @@ def _like_mapping(tree: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
         return mapped
     changed.update(mapped)
     return changed
+
+
+def has_no_values(model: Module) -> bool:
+    """Return whether a parameter or buffer of a model is on `meta`; lazy ones are not."""
+    tensors = (*model.parameters(), *model.buffers())
+    return any(tensor.is_meta and not is_lazy(tensor) for tensor in tensors)
 
 
 def move_model(model: Module, device: torch.device) -> None:

@@ -51,13 +51,15 @@ def fit_sizes(asked: Mapping[str, int], world_size: int) -> Sizes:
     return Sizes(**{axis: rest if size == REST else size for axis, size in asked.items()})
 
 
-STYLES: Final = ("colwise", "colwise_gather", "rowwise")
+STYLES: Final = ("colwise", "colwise_gather", "rowwise", "own_part")
 """How a module is split.
 
 colwise         by its outputs; each rank keeps its part (Linear, Embedding).
 colwise_gather  by its outputs; every rank gets the full output.
 rowwise         Linear: by its inputs, of which each rank has its part. Embedding: by its rows.
                 Every rank gets the sum.
+own_part        LayerNorm, RMSNorm: whole on each rank, which normalizes its part of the states,
+                such as its heads; gradients are summed.
 """
 
 TIMEOUT_S: Final = 600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
@@ -13,14 +13,21 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter, RMSNorm
+from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter, RMSNorm, functional
 
 from ..errors import BackendError, suggest
 from ..placement import Places, parameter_places, share_parameters
@@ -32,6 +39,10 @@ _LARGE: Final = 0.1  # share of all parameters
 
 # These compute with DTensors, which can be compiled in one graph with neighbouring layers.
 _TAKE_DTENSORS: Final = (LayerNorm, RMSNorm, Embedding, Linear)
+
+_SPLIT: Final = (Linear, Embedding)
+_NORMS: Final = (LayerNorm, RMSNorm)
+_OWN_PART: Final = "own_part"
 
 
 def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh) -> None:
@@ -56,13 +67,18 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
             f"names as keys, and one of {', '.join(STYLES)} as each value."
         )
     styles = _resolve(model, plan)
-    for name, style in styles.items():
-        _check_sizes(model, name, style, mesh.size())
+    for name in styles:
+        _check_sizes(model, name, styles, mesh.size())
     places = parameter_places(model)
     _check_shared(model, places, styles)
-    layers = {name: _make_style(model.get_submodule(name), how) for name, how in styles.items()}
+    norms = {model.get_submodule(name) for name, how in styles.items() if how == _OWN_PART}
+    layers = {
+        name: _make_style(model.get_submodule(name), how)
+        for name, how in styles.items()
+        if how != _OWN_PART
+    }
     parallelize_module(model, mesh, layers, src_data_rank=None)
-    _replicate_others(places, mesh)
+    _replicate_others(places, mesh, norms)
     share_parameters(places)
     if dist.get_rank() == 0:
         _log_whole(model, styles)
@@ -95,16 +111,19 @@ def _starred(name: str) -> str:
 
 def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
     """Return the style of each module in the plan, by name."""
-    names = [name for name, module in model.named_modules() if _can_split(module)]
+    modules = dict(model.named_modules())
     found: dict[str, tuple[str, str]] = {}
     for pattern, style in plan.items():
-        matching = [name for name in names if fnmatchcase(name, pattern)]
         check_style(pattern, style)
+        kinds = _NORMS if style == _OWN_PART else _SPLIT
+        names = [name for name, module in modules.items() if isinstance(module, kinds)]
+        matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
             known = set(map(_starred, names))
             raise BackendError(
-                f"backend.tensor_plan[{pattern!r}] matches no Linear or Embedding of "
-                f"{type(model).__name__}. {suggest(pattern, known)}"
+                f"backend.tensor_plan[{pattern!r}] ({style}) matches no "
+                f"{' or '.join(kind.__name__ for kind in kinds)} of {type(model).__name__}. "
+                f"{suggest(pattern, known)}"
             )
         for name in matching:
             other, other_style = found.setdefault(name, (pattern, style))
@@ -116,26 +135,25 @@ def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
     return {name: style for name, (_, style) in found.items()}
 
 
-def _can_split(module: Module) -> bool:
-    return isinstance(module, (Linear, Embedding))
-
-
-def _check_sizes(model: Module, name: str, style: str, num: int) -> None:
+def _check_sizes(model: Module, name: str, styles: Mapping[str, str], num: int) -> None:
     """Raise if a size cannot be split into equal parts.
 
     Parts may differ where their results are combined at once: rows of an embedding, and outputs
     that every rank gets in full.
     """
-    layer = model.get_submodule(name)
+    layer, style = model.get_submodule(name), styles[name]
     if isinstance(layer, Linear) and style == "colwise":
         what, size = "outputs", layer.out_features
-        owner = model.get_submodule(name.rpartition(".")[0])
-        if getattr(owner, "q_norm", None) is not None:
-            raise BackendError(
-                f"backend.tensor_plan splits {name}, but its heads share the weights of norms "
-                f"(attention_qk_norm), of which each process would get another gradient. Leave "
-                f"attention out of the plan, as the model's own plan does."
-            )
+        place = name.rpartition(".")[0]
+        owner = model.get_submodule(place)
+        for norm in ("q_norm", "k_norm"):
+            is_own = styles.get(f"{place}.{norm}") == _OWN_PART
+            if isinstance(getattr(owner, norm, None), Module) and not is_own:
+                raise BackendError(
+                    f"backend.tensor_plan splits {name}, but its heads share the weights of "
+                    f"{place}.{norm} (attention_qk_norm), of which each process would get another "
+                    f"gradient. Add {_starred(f'{place}.{norm}')}: {_OWN_PART}."
+                )
         head_dim = getattr(owner, "head_dim", None)
         if isinstance(head_dim, int) and size % head_dim == 0 and size // head_dim % num:
             raise BackendError(
@@ -173,7 +191,7 @@ def _check_shared(model: Module, places: Places, styles: Mapping[str, str]) -> N
 
 
 def _placement(module: Module, name: str, style: str | None) -> Placement:
-    if style is None or (name == "bias" and style == "rowwise"):
+    if style in (None, _OWN_PART) or (name == "bias" and style == "rowwise"):
         return Replicate()
     is_by_row = isinstance(module, Linear) == (style != "rowwise")
     return Shard(0) if is_by_row else Shard(1)
@@ -190,8 +208,11 @@ def _make_style(layer: Module, style: str) -> ParallelStyle:
     return ColwiseParallel(output_layouts=Replicate() if style == "colwise_gather" else Shard(-1))
 
 
-def _replicate_others(places: Places, mesh: DeviceMesh) -> None:
-    """Convert parameters outside the plan to replicated DTensors."""
+def _replicate_others(places: Places, mesh: DeviceMesh, norms: Set[Module]) -> None:
+    """Convert parameters that are not split to replicated DTensors.
+
+    `norms`: those of which each rank has its own part of the inputs.
+    """
     owners: dict[Module, list[str]] = {}
     for module, name in chain(*places.values()):
         param = module._parameters[name]
@@ -201,6 +222,9 @@ def _replicate_others(places: Places, mesh: DeviceMesh) -> None:
         module._parameters[name] = Parameter(whole, requires_grad=param.requires_grad)
         owners.setdefault(module, []).append(name)
     for module, names in owners.items():
+        if module in norms:
+            module.forward = partial(_norm_own_part, module)
+            continue
         if type(module) in _TAKE_DTENSORS:
             module.register_forward_pre_hook(partial(_to_dtensors, mesh))
             module.register_forward_hook(_to_plain)
@@ -247,3 +271,21 @@ def _plain(param: Tensor | None) -> Tensor | None:
     if not isinstance(param, DTensor):
         return param
     return param.to_local(grad_placements=[Replicate()] * param.device_mesh.ndim)
+
+
+def _norm_own_part(norm: Any, states: Tensor) -> Tensor:
+    """Normalize states of which each rank has its part."""
+    weight = _with_summed_gradients(norm.weight)
+    if isinstance(norm, RMSNorm):
+        return functional.rms_norm(states, norm.normalized_shape, weight, norm.eps)
+    bias = _with_summed_gradients(norm.bias)
+    return functional.layer_norm(states, norm.normalized_shape, weight, bias, norm.eps)
+
+
+def _with_summed_gradients(param: Tensor | None) -> Tensor | None:
+    """Return the plain tensor of a replicated parameter; the gradients of all ranks are summed."""
+    if not isinstance(param, DTensor):
+        return param
+    # Without the first step, each user of the gradient would sum it anew.
+    whole = param.redistribute(placements=[Replicate()])
+    return whole.to_local(grad_placements=[Partial()])

@@ -227,6 +227,7 @@ class DataLoaderCallback(CoreCallback):
             trainer.backend.batches,
             limit=data.limit,
             micro_batch_size=self.micro_batch_size,
+            inspect=getattr(trainer.model, "check_batch", None),
         )
 
     @property

@@ -13,6 +13,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
+from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
 from modelzoo_trainer.constraints import Call
@@ -81,6 +82,8 @@ class ModelCallback(CoreCallback, Interceptable):
             raise ConfigError(f"model: the callable returned {model!r}. Return a torch.nn.Module.")
         trainer.model = model
         trainer.compiled_model = trainer.backend.prepare_model(model)
+        if getattr(model, "weights_folder", None) is not None:
+            _load_folder(trainer, model)
 
     @override
     def on_enter_fit(
@@ -132,12 +135,27 @@ class ModelCallback(CoreCallback, Interceptable):
             _check_names(own, found, is_resumed="global_step" in state_dict)
         else:
             found = _fitting(own, found)
-        state = trainer.backend.for_loading(found, own)
-        try:
-            trainer.model.load_state_dict(state, strict=strict)
-        except RuntimeError:
-            _raise_failure(state)
-            raise
+        _load(trainer, found, own, strict=strict)
+
+
+def _load_folder(trainer: Trainer, model: Any) -> None:
+    """Load the weights of a model that was built on `meta` for them, one tensor at a time."""
+    if not trainer.backend.caps.holds_values:
+        return
+    found = checkpointing.lazy_state(checkpointing.open_weights(model.weights_folder))
+    _load(trainer, model.pretrained_state(found), model.state_dict(), strict=True)
+
+
+def _load(
+    trainer: Trainer, found: Mapping[str, Any], own: Mapping[str, Any], *, strict: bool
+) -> None:
+    """Copy entries into the model; `own`: its state."""
+    state = trainer.backend.for_loading(found, own)
+    try:
+        trainer.model.load_state_dict(state, strict=strict)
+    except RuntimeError:
+        _raise_failure(state)
+        raise
 
 
 def _changed(given: Module | ModelFactory, change: Callable[[Module], Module]) -> Module:

@@ -186,6 +186,7 @@ class EpochIterator:
         limit: Number of batches after which the epoch ends; None = no limit.
         micro_batch_size: Yield micro-batches of at most this many samples. `ends_batch`: whether
             the current one is the last of its batch. `num_parts`: how many the batch has.
+        inspect: Called with the first batch before it is moved; it may raise.
     """
 
     def __init__(
@@ -195,6 +196,7 @@ class EpochIterator:
         *,
         limit: int | None = None,
         micro_batch_size: int | None = None,
+        inspect: Callable[[Batch], None] | None = None,
     ) -> None:
         self._started: Iterator[Batch] | None = None
         self.is_padding = False
@@ -207,7 +209,10 @@ class EpochIterator:
             if iterator is not loader and not getattr(loader, "persistent_workers", False):
                 self._started = iterator
         self._close = begun.close
-        self.items: Iterator[tuple[Batch, bool, int]] = place(_marked(begun, limit))
+        items = _marked(begun, limit)
+        if inspect is not None:
+            items = _inspected(items, inspect)
+        self.items: Iterator[tuple[Batch, bool, int]] = place(items)
         self.ends_batch = True
         self.num_parts = 1
         if micro_batch_size is not None:
@@ -254,6 +259,19 @@ class EpochIterator:
                 self.ends_batch = number == self.num_parts
                 yield part, is_last and self.ends_batch, idx
             num_skipped = 0
+
+
+def _inspected(
+    items: Iterator[tuple[Any, bool, int]], inspect: Callable[[Batch], None]
+) -> Iterator[tuple[Any, bool, int]]:
+    """Yield batches; call a function with the first one, or this rank's part of it."""
+    first = next(items, None)
+    if first is None:
+        return
+    batch = first[0]
+    inspect(batch.batch if isinstance(batch, ShardedBatch) else batch)
+    yield first
+    yield from items
 
 
 def _marked(begun: StartedEpoch, limit: int | None) -> Iterator[tuple[Batch, bool, int]]:

@@ -56,7 +56,7 @@ class Attention(nn.Module):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
+            queries, keys = _normed(queries, self.q_norm), _normed(keys, self.k_norm)
         if context.angles is not None:
             queries, keys = rotate(queries, *context.angles), rotate(keys, *context.angles)
         if factor is not None:
@@ -74,3 +74,14 @@ class Attention(nn.Module):
         )
         output: Tensor = self.o_proj(attended.transpose(1, 2).flatten(-2))
         return output
+
+
+def _normed(states: Tensor, norm: nn.Module) -> Tensor:
+    """Return normalized states, of the same dtype also with autocast.
+
+    They are normalized in the dtype of the weights: torch has no fused norm of two dtypes.
+    """
+    weight = norm.weight  # None without parameters
+    wide = states.to(weight.dtype) if isinstance(weight, Tensor) else states
+    normed: Tensor = norm(wide)
+    return normed.to(states.dtype)

@@ -197,13 +197,13 @@ class Decoder(DecoderSettings, nn.Module):
 
         Each process has whole heads, so their number and `num_kv_groups` must be multiples of the
         number of processes. All processes use the same attention dropout masks. Experts are not
-        split, nor is attention with `attention_qk_norm`, whose norms all heads share.
+        split.
         """
         attention, ffn = "layers.*.attention.", "layers.*.ffn."
-        plan = {"token_embeddings": "rowwise"}
-        if self.attention_qk_norm is None:
-            plan |= {f"{attention}{name}_proj": "colwise" for name in "qkv"}
-            plan |= {f"{attention}o_proj": "rowwise"}
+        plan = {f"{attention}{name}_proj": "colwise" for name in "qkv"}
+        plan |= {f"{attention}o_proj": "rowwise", "token_embeddings": "rowwise"}
+        if self.attention_qk_norm is not None:
+            plan |= {f"{attention}{name}_norm": "own_part" for name in "qk"}
         if self._experts is None:
             plan |= {f"{ffn}up_proj": "colwise", f"{ffn}down_proj": "rowwise"}
             if self.nonlinearity in GATED:

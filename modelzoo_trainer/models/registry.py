@@ -28,6 +28,8 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "multimodal_simple": "modelzoo_trainer.models.multimodal.simple:MultimodalSimple",
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
         "generic_image_encoders": _DINO,
+        "hf_causal_lm": "modelzoo_trainer.models.hugging_face.causal_lm:HfCausalLm",
+        "hf_model": "modelzoo_trainer.models.hugging_face.model:HfModel",
         "gpt2": _GPT2,
         "bloom": _GPT2,
         "btlm": _GPT2,

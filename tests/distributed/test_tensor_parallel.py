@@ -135,6 +135,7 @@ def refusals(rank: int) -> list[str]:
     for model, plan in (
         (nn.Linear(2, 2), None),
         (make_net(), {"layers.*.upp": "colwise"}),
+        (make_net(), {"layers.*.up": "own_part"}),
         (make_net(), {"layers.*": "colwise", "layers.*.down": "rowwise"}),
         (make_net(), {"embedding": "rowwise"}),
         (nn.Sequential(nn.Linear(2, 3)), {"0": "colwise"}),
@@ -152,6 +153,7 @@ def test_what_cannot_be_split_is_refused() -> None:
     facts = [
         ("backend.parallel.tensor is 2", "Linear", "'tensor_plan'", "colwise_gather, rowwise"),
         ("backend.tensor_plan['layers.*.upp']", "Net", "Did you mean 'layers.*.up'?"),
+        ("layers.*.up'] (own_part) matches no LayerNorm or RMSNorm of Net",),
         ("layers.0.down", "'layers.*' (colwise)", "'layers.*.down' (rowwise)"),
         ("embedding.weight: by dimension 0", "head.weight: whole"),
         ("backend.parallel.tensor is 2", "0 has 3 outputs"),

@@ -36,6 +36,7 @@ CASES: Final[dict[str, tuple[type[Decoder], dict[str, Any]]]] = {
         Gpt2,
         {"attention_qk_norm": "rmsnorm", "position_embedding_type": "rotary", **_GROUPED},
     ),
+    "qk norm, layernorm": (Gpt2, {"attention_qk_norm": "layernorm"}),
     "softcap, alibi": (
         Gpt2,
         {"attention_logit_softcapping": 2.0, "position_embedding_type": "alibi"},

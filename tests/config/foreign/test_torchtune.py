@@ -161,7 +161,10 @@ def test_pairs_train_a_policy_with_beta(convert_named):
         "o_proj",
     ]
     assert trainer["fit"]["train_dataloader"]["task"] == "preference"
-    assert not findings.of(Kind.ABSENT)
+    assert [one.path for one in findings.of(Kind.ABSENT)] == [
+        "loss._component_",
+        "save_adapter_weights_only",
+    ]
 
 
 def test_a_full_fine_tuning_keeps_its_values(convert_named):

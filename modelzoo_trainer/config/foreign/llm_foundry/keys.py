@@ -321,13 +321,10 @@ _LOGGING: Final = {
     "callbacks.generate_callback.do_sample": moved("`temperature: 0`, if false"),
     "callbacks.generate_callback.use_cache": no_effect("keys and values are always cached."),
     "callbacks.generate_callback.*": absent("GenerateText has no such option."),
-    "callbacks.hf_checkpointer": moved("`HuggingFaceCheckpoint`"),
-    "callbacks.hf_checkpointer.save_folder": moved("`folder`"),
-    "callbacks.hf_checkpointer.save_interval": moved("`steps`; `1dur`: `at_end`"),
-    "callbacks.hf_checkpointer.huggingface_folder_name": no_effect("folders have {step}."),
-    "callbacks.hf_checkpointer.precision": moved("`dtype`"),
-    "callbacks.hf_checkpointer.overwrite": no_effect("a complete folder replaces an older one."),
-    "callbacks.hf_checkpointer.*": absent("models are written to folders and not registered."),
+    "callbacks.hf_checkpointer": absent(
+        "no folder of Hugging Face is written in a run. Write the weights with `modelzoo-trainer "
+        "checkpoint export`, or the folder with save_pretrained of the model in Python."
+    ),
     "callbacks.nan_monitor": moved("`CheckLoss`, which every file has"),
     "callbacks.kill_loss_spike": absent(
         "other rules decide what a spike is. Add SpikeDetection, or CheckLoss with a policy."

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from modelzoo_trainer.config.foreign.duration import Run, read_duration
-from modelzoo_trainer.config.foreign.findings import Kind
 from modelzoo_trainer.config.foreign.llm_foundry.data import Data
 from modelzoo_trainer.config.foreign.section import Section
 
@@ -24,7 +23,6 @@ _LOGGERS: Final = {
     ),
     "tensorboard": ("TensorBoardLogger", {"log_dir": "summary_dir"}),
 }
-_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def convert_loggers(root: Section) -> list[Component]:
@@ -132,33 +130,6 @@ def _generate(section: Section, run: Run, data: Data) -> list[Component]:
     return [{"GenerateText": {"prompt": str(prompt), **shared}} for prompt in prompts[:1]]
 
 
-def _hugging_face(section: Section, run: Run, data: Data) -> list[Component]:
-    folder = section.text("save_folder") or "./huggingface"
-    if "://" in folder:
-        why = "folders are written to hf_{step} in model_dir; copy them there."
-        section.differs("save_folder", why)
-        arguments: dict[str, Any] = {}
-    else:
-        folder = folder.replace("{run_name}", data.run_name)
-        arguments = {"folder": f"{folder.rstrip('/')}/hf_{{step}}"}
-    time = read_duration(section.take("save_interval", "1dur"))
-    if time is None:
-        section.left_out("save_interval", "it is not a length of time.")
-    elif (time.value, time.unit) != (1.0, "dur"):
-        steps = run.steps(time)
-        if steps is None:
-            section.note(Kind.MISSING, "save_interval", run.why_unknown(time))
-        else:
-            arguments["steps"] = steps
-    dtype = section.text("precision")
-    if dtype is not None:
-        arguments["dtype"] = _DTYPES.get(dtype, dtype)
-    tokenizer = data.train.get("tokenizer")
-    if tokenizer is not None:
-        arguments["tokenizer"] = tokenizer
-    return [{"HuggingFaceCheckpoint": arguments}]
-
-
 _CALLBACKS: Final[dict[str, Callable[[Section, Run, Data], list[Component]]]] = {
     "lr_monitor": _learning_rate,
     "speed_monitor": _speed,
@@ -167,5 +138,4 @@ _CALLBACKS: Final[dict[str, Callable[[Section, Run, Data], list[Component]]]] = 
     "nan_monitor": _nan,
     "early_stopper": _early_stopping,
     "generate_callback": _generate,
-    "hf_checkpointer": _hugging_face,
 }

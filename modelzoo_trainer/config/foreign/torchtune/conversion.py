@@ -257,18 +257,14 @@ class _Conversion:
         keep = root.integer("keep_last_n_checkpoints") or saver.integer("keep_last_n_checkpoints")
         if keep:
             self._callbacks.append({"KeepNCheckpoints": {"n": keep}})
-        self._hugging_face(saver)
+        if saver.text("output_dir") is not None:
+            why = (
+                "no folder of Hugging Face is written in a run. Write the weights of a checkpoint "
+                "with `modelzoo-trainer checkpoint export`, or the folder with save_pretrained of "
+                "the model in Python."
+            )
+            saver.differs("output_dir", why)
         return checkpoint
-
-    def _hugging_face(self, saver: Section) -> None:
-        """Add the callback that writes the model as torchtune does."""
-        root = self._root
-        folder = saver.text("output_dir") or root.text("output_dir", ".")
-        arguments: dict[str, Any] = {"folder": f"{str(folder).rstrip('/')}/hf_{{step}}"}
-        arguments["tokenizer"] = folder_of(root)
-        if root.flag("save_adapter_weights_only", False):
-            arguments["merge_adapters"] = False
-        self._callbacks.append({"HuggingFaceCheckpoint": arguments})
 
     def _logging(self) -> dict[str, Any]:
         root = self._root

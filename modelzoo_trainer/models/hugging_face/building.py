@@ -1,0 +1,237 @@
+"""Build a model of `transformers`: from scratch, or with the weights of a folder."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.nn import Module
+
+from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.hugging_face.folders import transformers_library
+from modelzoo_trainer.models.hugging_face.adapters import add_adapters, check_peft
+from modelzoo_trainer.models.hugging_face.initializing import check_adapters_on_meta
+from modelzoo_trainer.models.hugging_face.settings import (
+    FOLDER_KEY,
+    HfSettings,
+    architecture,
+    uses_remote_code,
+)
+
+CAUSAL: Final = "AutoModelForCausalLM"
+
+
+def check_settings(settings: HfSettings, auto_class: str) -> None:
+    """Check the settings of a model without building it, and without a network.
+
+    Raises:
+        ConfigError: As `build`, except for what only the weights show.
+    """
+    library = transformers_library(FOLDER_KEY)
+    cls = auto_class_of(library, auto_class)
+    if settings.peft_config is not None:
+        check_peft(settings.peft_config)
+    if not settings.is_here:
+        return
+    folder = settings.folder()
+    if uses_remote_code(library, settings, folder):
+        return  # its settings are code, too
+    _check_task(cls, auto_class, architecture(settings, folder))
+
+
+def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Module:
+    """Return a model.
+
+    Args:
+        settings: Those of the model.
+        auto_class: A class of `transformers` that is named `AutoModel...`.
+        may_start_anew: Whether tensors that the weights lack get initial values, such as the head
+            of a classifier.
+
+    Raises:
+        ConfigError: If a setting is invalid, or the folder or its weights do not fit.
+    """
+    library = transformers_library(FOLDER_KEY)
+    cls = auto_class_of(library, auto_class)
+    folder = settings.folder()
+    is_remote = uses_remote_code(library, settings, folder)
+    if is_remote:
+        warnings.warn(
+            f"trust_remote_code is true: {str(folder)!r} runs Python code of its repository.",
+            stacklevel=4,
+        )
+    config = architecture(settings, folder)
+    if not is_remote:
+        _check_task(cls, auto_class, config)
+    options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
+    if is_remote:
+        options["trust_remote_code"] = True
+    if settings.attn_implementation is not None:
+        options["attn_implementation"] = settings.attn_implementation
+    is_deferred = is_built_on_meta(settings)
+    device = torch.device("meta") if is_deferred else nullcontext()
+    if is_deferred and settings.peft_config is not None:
+        check_adapters_on_meta(check_peft(settings.peft_config))
+    with _quiet(library), _naming(settings), device:
+        if folder is None or not settings.has_weights or is_deferred or _is_planned():
+            model: Module = cls.from_config(config, **options)
+        else:
+            model = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
+        if settings.peft_config is not None:
+            add_adapters(model, settings.peft_config)
+    return model
+
+
+def is_built_on_meta(settings: HfSettings) -> bool:
+    """Return whether a model is built without values, which it gets when it is distributed."""
+    if _is_planned():
+        return False
+    return settings.init_device == "meta" or torch.empty(0).is_meta
+
+
+def auto_class_of(library: Any, name: str) -> Any:
+    """Return a class that makes models of a task.
+
+    Raises:
+        ConfigError: If the library has no such class.
+    """
+    known = [one for one in dir(library) if one.startswith("AutoModel")]
+    if name not in known:
+        raise ConfigError(
+            f"auto_class: {name!r} is not a class of transformers {library.__version__} that makes "
+            f"models of a task. {suggest(name, known)}"
+        )
+    return getattr(library, name)
+
+
+def _check_task(cls: Any, auto_class: str, config: Any) -> None:
+    if type(config) not in cls._model_mapping:
+        where = FOLDER_KEY if auto_class == CAUSAL else "auto_class"
+        raise ConfigError(
+            f"{where}: {auto_class} has no model for the architecture {config.model_type!r}. Use "
+            f"another auto_class (with name: hf_model), or another model."
+        )
+
+
+def _is_planned() -> bool:
+    """Return whether tensors are fake, of which only the shapes matter."""
+    return torch._guards.detect_fake_mode() is not None
+
+
+def _loaded(
+    cls: Any, folder: Path, config: Any, options: dict[str, Any], *, may_start_anew: bool
+) -> Module:
+    model, found = cls.from_pretrained(
+        folder,
+        config=config,
+        ignore_mismatched_sizes=True,  # they are refused below, with their shapes
+        output_loading_info=True,
+        local_files_only=True,
+        **options,
+    )
+    check_shapes(str(folder), found["mismatched_keys"])
+    if found["missing_keys"]:
+        check_missing(
+            str(folder),
+            type(model).__name__,
+            sorted(found["missing_keys"]),
+            sorted(found["unexpected_keys"]),
+            may_start_anew=may_start_anew,
+        )
+    loaded: Module = model
+    return loaded
+
+
+def check_missing(
+    folder: str,
+    model: str,
+    missing: list[str],
+    others: Sequence[str] = (),
+    *,
+    may_start_anew: bool,
+) -> None:
+    """Refuse weights that lack tensors of the model, or warn of them.
+
+    Args:
+        folder: Where the weights are.
+        model: The class of the model.
+        missing: The tensors that they lack; at least one.
+        others: Tensors that the model does not have.
+        may_start_anew: Whether these may have initial values.
+
+    Raises:
+        ConfigError: If they may not.
+    """
+    if not may_start_anew:
+        raise ConfigError(
+            f"{FOLDER_KEY}: the weights in {folder!r} lack {len(missing)} tensors of {model}, "
+            f"first {missing[0]!r}"
+            + (f", and have others, first {others[0]!r}" if others else "")
+            + ". Give the folder of a model of this kind, or set pretrained: false."
+        )
+    warnings.warn(
+        f"{FOLDER_KEY}: the weights in {folder!r} lack {len(missing)} tensors of {model}, which "
+        f"start from initial values: {_some(missing)}.",
+        stacklevel=6,
+    )
+
+
+def check_shapes(folder: str, mismatched: Any) -> None:
+    """Refuse weights of other shapes than the model's.
+
+    Args:
+        folder: Where the weights are.
+        mismatched: Name, shape there and shape in the model of each such tensor.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    if not mismatched:
+        return
+    name, theirs, ours = min(mismatched, key=lambda one: str(one[0]))
+    raise ConfigError(
+        f"{FOLDER_KEY}: {len(mismatched)} tensors in {folder!r} have other shapes than the "
+        f"model, first {name!r}: {tuple(theirs)} in the file, {tuple(ours)} in the model. Correct "
+        f"config_overrides or its config.json, or set pretrained: false."
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Context manager: no progress bars and tables of the library."""
+    logging = library.logging
+    level, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bar:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _naming(settings: HfSettings) -> Iterator[None]:
+    """Context manager: errors of the library name the setting that causes them."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        text = str(error)
+        if "attention implementation" in text or "attn_implementation" in text:
+            raise ConfigError(
+                f"attn_implementation: {settings.attn_implementation!r} does not work with this "
+                f"architecture ({text.splitlines()[0]}). Omit it, or set eager."
+            ) from error
+        where = "config" if settings.config is not None else FOLDER_KEY
+        raise ConfigError(f"{where}: transformers cannot build the model: {text}") from error

@@ -1,0 +1,178 @@
+"""Models of `transformers` for any task, called with their own batches.
+
+Dimension letters: B batch, T positions, K classes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from modelzoo_trainer.constraints import Flag, checked
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hdf5_format import IGNORED_LABEL
+from modelzoo_trainer.models.hugging_face.building import CAUSAL, check_settings
+from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
+from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
+
+_OWN: Final = ("auto_class", "compute_eval_metrics")
+
+
+class HfModel(TransformersModel):
+    """A model of `transformers` for a task, from a folder, the Hub, or settings.
+
+    Args:
+        auto_class: The class of `transformers` that makes it, such as
+            `AutoModelForSequenceClassification`.
+        pretrained_model_name_or_path: Folder with `config.json` and weights, or a name of the Hub.
+        config: Settings of a model from scratch, in place of a folder: `model_type` and any others
+            of that architecture.
+        pretrained: Whether the folder's weights are loaded; null = true with a folder. Tensors that
+            they lack, such as a new head, start from initial values, with a warning.
+        revision: Branch, tag or commit of a name of the Hub.
+        config_overrides: Settings of the architecture that replace those of the folder, or of
+            `config`, such as `num_labels`; a mapping changes only the keys that it has.
+        attn_implementation: `sdpa`, `eager` or another one of `transformers`; null = `sdpa` where
+            the architecture has it, else `eager`.
+        dtype: Type of the weights.
+        init_device: `cpu`, or `meta`: without values, which it gets after it is sharded, so that no
+            process ever has the whole model.
+        peft_config: Adapters of the library `peft`, the only weights to train: `peft_type` (LORA)
+            and its settings, such as `r` and `target_modules`.
+        trust_remote_code: Whether an architecture may be Python code of the repository, which then
+            runs.
+        compute_eval_metrics: Whether the output has `accuracy` in eval mode, for classes.
+
+    Raises:
+        ConfigError: If a setting is invalid, or the folder or its weights do not fit.
+    """
+
+    @checked()
+    def __init__(
+        self,
+        *,
+        auto_class: str,
+        pretrained_model_name_or_path: str | None = None,
+        config: dict[str, Any] | None = None,
+        pretrained: Flag | None = None,
+        revision: str | None = None,
+        config_overrides: dict[str, Any] | None = None,
+        attn_implementation: str | None = None,
+        dtype: Dtype = "float32",
+        init_device: InitDevice = "cpu",
+        peft_config: dict[str, Any] | None = None,
+        trust_remote_code: Flag = False,
+        compute_eval_metrics: Flag = True,
+    ) -> None:
+        _refuse_language_models(auto_class)
+        settings = HfSettings(
+            pretrained_model_name_or_path=pretrained_model_name_or_path,
+            config=config,
+            pretrained=pretrained,
+            revision=revision,
+            config_overrides=config_overrides,
+            attn_implementation=attn_implementation,
+            dtype=dtype,
+            init_device=init_device,
+            peft_config=peft_config,
+            trust_remote_code=trust_remote_code,
+        )
+        super().__init__(settings, auto_class, may_start_anew=True)
+        self.compute_eval_metrics = compute_eval_metrics
+
+    @classmethod
+    def check_arguments(cls, *, auto_class: str, **arguments: Any) -> None:
+        """Check the constructor's arguments without building the model, and without a network.
+
+        Raises:
+            ConfigError: As the constructor, except for what only the weights show.
+        """
+        _refuse_language_models(auto_class)
+        own = {key: one for key, one in arguments.items() if key not in _OWN}
+        check_settings(HfSettings(**own), auto_class)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of token ids; None without tokens."""
+        found = getattr(self.config.get_text_config(), "vocab_size", None)
+        return found if isinstance(found, int) else None
+
+    @property
+    def max_position_embeddings(self) -> int | None:
+        """Largest number of tokens in a sequence; None without a limit."""
+        found = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        return found if isinstance(found, int) else None
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Call the model with the batch as keyword arguments, and return its loss and logits.
+
+        Args:
+            batch: Arguments of the model's forward; integers may have any size.
+
+        Returns:
+            What the model returns by name, such as `loss` and `logits`; `num_items`, if labels are
+            per position: how many of them are not -100; in eval mode `accuracy`, of classes.
+
+        Shapes:
+            loss, accuracy, num_items: (), float32. logits: (B, K) or (B, T, K).
+
+        Cost:
+            No host read here; some models of `transformers` look at masks.
+
+        Raises:
+            ConfigError: If the batch is not a mapping.
+        """
+        if not isinstance(batch, Mapping):
+            raise ConfigError(
+                f"hf_model requires batches that are mappings of the arguments of "
+                f"{type(self.model).__name__}.forward, got a {type(batch).__name__}. Use another "
+                f"data processor."
+            )
+        given = {key: _as_int64(value) for key, value in batch.items()}
+        output = self.model(**given)
+        outputs = {key: output[key] for key in ("loss", "logits") if key in output}
+        labels, logits = given.get("labels"), outputs.get("logits")
+        if not isinstance(labels, Tensor) or labels.is_floating_point():
+            return outputs
+        if labels.dim() > 1:
+            outputs["num_items"] = _counts(labels).sum(dtype=torch.float32)
+        has_classes = isinstance(logits, Tensor) and logits.shape[:-1] == labels.shape
+        if self.compute_eval_metrics and not self.training and has_classes:
+            outputs["accuracy"] = _accuracy(outputs["logits"], labels)
+        return outputs
+
+    def validation_means(
+        self, outputs: Mapping[str, Any], batch: Mapping[str, Any]
+    ) -> dict[str, tuple[Tensor, Tensor | int, Callable[[Tensor], Tensor] | None]]:
+        """Return the metric that `ModelEvalMetrics` averages over labels, with its weight."""
+        if "accuracy" not in outputs:
+            return {}
+        num = _counts(batch["labels"]).sum(dtype=torch.float32)
+        return {"accuracy": (outputs["accuracy"], num, None)}
+
+
+def _refuse_language_models(auto_class: str) -> None:
+    if auto_class == CAUSAL:
+        raise ConfigError(
+            f"auto_class is {CAUSAL}. Use name: hf_causal_lm for it, which knows packed documents, "
+            f"weights of tokens and generation; with shift_labels: true for batches of the "
+            f"collators of transformers."
+        )
+
+
+def _as_int64(value: Any) -> Any:
+    is_integer = isinstance(value, Tensor) and not (
+        value.is_floating_point() or value.is_complex() or value.dtype is torch.bool
+    )
+    return value.long() if is_integer else value
+
+
+def _counts(labels: Tensor) -> Tensor:
+    return labels != IGNORED_LABEL
+
+
+def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    counts = _counts(labels)
+    hits = (logits.argmax(dim=-1) == labels) & counts
+    return hits.sum(dtype=torch.float32) / counts.sum(dtype=torch.float32).clamp(min=1)
