@@ -232,13 +232,13 @@ class EleutherEvalHarness(ValidationCallback):
             loop_idx = added.own_idx(trainer)
         if self._evaluation is None or not self.is_due(loop_idx, is_last):
             return
-        self._is_running = True
-        try:
-            given = self.arguments.output_path
-            folder = trainer.artifact_dir / self.name_scope if given is None else Path(given)
+        given = self.arguments.output_path
+        folder = trainer.artifact_dir / self.name_scope if given is None else Path(given)
+        with ExitStack() as stack:
+            trainer.logging.open_handlers(trainer, stack)  # outside a fit, they are not open
+            stack.callback(setattr, self, "_is_running", False)
+            self._is_running = True
             metrics = self._evaluation.run(trainer, folder)
-        finally:
-            self._is_running = False
         if metrics is not None:
             trainer.log_metrics_dict(metrics)
 

@@ -408,5 +408,6 @@ def test_the_command_evaluates_what_a_file_describes(
     assert main([*words, "-L", "3", "--output_path", "found", *UNTRAINED]) == 0
 
     assert results(tmp_path / "found")[CHOICE]["sample_len"] == 3
+    assert f"|{CHOICE}|" in (tmp_path / "out/logs/latest/run.log").read_text()
     lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
     assert any(f"eleuther_0/{CHOICE}/acc" in json.loads(line) for line in lines)
