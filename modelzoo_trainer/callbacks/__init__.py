@@ -29,6 +29,7 @@ from modelzoo_trainer.callbacks.flags import (
 )
 from modelzoo_trainer.callbacks.flop_utilization import FlopUtilization
 from modelzoo_trainer.callbacks.generate_text import GenerateText
+from modelzoo_trainer.callbacks.hugging_face_checkpoint import HuggingFaceCheckpoint
 from modelzoo_trainer.callbacks.keep_n_checkpoints import KeepNCheckpoints
 from modelzoo_trainer.callbacks.limit_batches import LimitBatches, LimitEvalSteps
 from modelzoo_trainer.callbacks.load_checkpoint_states import LoadCheckpointStates
@@ -89,6 +90,7 @@ __all__ = [
     "GenerateText",
     "GlobalFlags",
     "HFCacheDir",
+    "HuggingFaceCheckpoint",
     "KeepNCheckpoints",
     "LRFinder",
     "LimitBatches",

@@ -302,27 +302,28 @@ class SideCheckpoints:
             return
         if not backend.caps.sharded_state:
             model = backend.writable(self._state(trainer, ("model",))["model"])
-            self._write_file(trainer, partial(checkpointing.write_weights, model, path))
+            write_in_main(trainer, partial(checkpointing.write_weights, model, path))
             return
         # Via a checkpoint, which several processes can write; one process writes the file.
         folder = path.with_name(backend.comm.broadcast_object(hidden_name("tmp", path.stem)))
         save_state(trainer, folder, self._state(trainer, ("model",)))
         try:
-            self._write_file(trainer, partial(checkpointing.export, folder, path))
+            write_in_main(trainer, partial(checkpointing.export, folder, path))
         finally:
             if backend.comm.is_main:
                 checkpointing.delete(folder)
 
-    def _write_file(self, trainer: Trainer, write: Callable[[], object]) -> None:
-        """Write a file in the main process; a failure is raised in all processes."""
-        failure = _failure_of(write) if trainer.backend.comm.is_main else None
-        failure = trainer.backend.comm.broadcast_object(failure)
-        if failure is not None:
-            message, is_refusal = failure
-            raise DiskError(message) if is_refusal else CheckpointError(message)
-
     def _state(self, trainer: Trainer, states: tuple[str, ...]) -> dict[str, Any]:
         return state_of(trainer, f"{self._owner}.checkpoint_states", states)
+
+
+def write_in_main(trainer: Trainer, write: Callable[[], object]) -> None:
+    """Write something in the main process; a failure is raised in all processes."""
+    failure = _failure_of(write) if trainer.backend.comm.is_main else None
+    failure = trainer.backend.comm.broadcast_object(failure)
+    if failure is not None:
+        message, is_refusal = failure
+        raise DiskError(message) if is_refusal else CheckpointError(message)
 
 
 def _failure_of(write: Callable[[], object]) -> tuple[str, bool] | None:

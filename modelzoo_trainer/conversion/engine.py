@@ -40,6 +40,29 @@ class Source(Protocol):
         ...
 
 
+class InMemory:
+    """A source of tensors that are in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self._tensors)
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a tensor."""
+        return tuple(self._tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor."""
+        return self._tensors[name].dtype
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor on the host, which shares its memory if it is there already."""
+        return self._tensors[name].detach().cpu()
+
+
 def shapes_of(cls: type[Decoder], arguments: Mapping[str, Any]) -> dict[str, Shape]:
     """Return the shapes of the tensors of a decoder, without allocating any.
 

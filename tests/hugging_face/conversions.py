@@ -10,28 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.conversion.engine import InMemory as InMemory
 from modelzoo_trainer.conversion.engine import Source, plan_ours, plan_theirs, shapes_of
 from modelzoo_trainer.conversion.family import Family, family_named
 from modelzoo_trainer.models.decoder import Decoder
-
-
-class InMemory:
-    """A source of tensors in memory."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def names(self) -> list[str]:
-        return list(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._tensors[name].dtype
-
-    def read(self, name: str) -> Tensor:
-        return self._tensors[name].clone()
 
 
 def saved(model: Any, folder: Path) -> tuple[dict[str, Any], InMemory]:
