@@ -17,6 +17,7 @@ import torch
 from modelzoo_trainer import Callback, Trainer, TrainingLoop, ValidationCallback
 from modelzoo_trainer.callbacks import EleutherEvalHarness, ScopedEleutherEvalHarnessFlags
 from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.models.registry import model_class
 from tests.doubles import History
 from tests.hugging_face.harness import (
     CHOICE,
@@ -140,6 +141,19 @@ def test_scores_are_those_of_lm_eval_on_the_exported_model(folders, reference, t
     assert history.of(f"eleuther_0/{CHOICE}/acc") == [(0, expected[CHOICE]["acc,none"])]
     assert history.of(f"eleuther_0/{PERPLEXITY}/byte_perplexity")
     assert history.of(f"eleuther_0/{CHOICE}/acc_stderr")
+
+
+def test_scores_of_a_model_of_transformers_are_those_of_lm_eval(
+    folders, reference, tmp_path
+) -> None:
+    model = model_class("hf_causal_lm")(pretrained_model_name_or_path=str(folders["model"]))
+
+    found, _ = evaluate(folders, tmp_path, model)
+
+    assert answers(found, WRITE) == answers(reference, WRITE)
+    for task in (CHOICE, PERPLEXITY):
+        ours, theirs = scores(found, task), scores(reference, task)
+        assert [one for one, _ in ours] == pytest.approx([one for one, _ in theirs], abs=2e-4)
 
 
 class NoCache(torch.nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -63,7 +64,9 @@ def add_adapters(model: Module, given: Mapping[str, Any]) -> None:
     import peft
 
     try:
-        peft.inject_adapter_in_model(settings, model)
+        with warnings.catch_warnings():  # it corrects this setting itself
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
+            peft.inject_adapter_in_model(settings, model)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"peft_config: peft rejects it: {error}") from error
     del model.peft_config  # of peft, which nothing reads here
