@@ -73,6 +73,16 @@ def split_of(loader: Any, shard: tuple[int, int], name: str) -> Split | None:
     return None
 
 
+def take_shard(loader: Any, shard: tuple[int, int]) -> None:
+    """Tell a dataset that divides itself which part this rank has: `take_shard(index, count)`.
+
+    `shard`: (index of the data shard of this rank, number of shards).
+    """
+    take = getattr(getattr(loader, "dataset", None), "take_shard", None)
+    if take is not None:
+        take(*shard)
+
+
 def _check_global(size: int | None, num: int, name: str) -> None:
     if size is None or not size % num:
         return

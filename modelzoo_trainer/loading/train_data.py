@@ -46,6 +46,7 @@ from modelzoo_trainer.loading.source import SequenceSource, Source
 from modelzoo_trainer.loading.sources import (
     make_source,
     split_of,
+    take_shard,
     until_all_end,
 )
 
@@ -94,6 +95,7 @@ class TrainData:
                 type(self.loader).__name__,
             )
         self._split = split_of(self.loader, self.shard, name)
+        take_shard(self.loader, self.shard)
         if self._split is None and type(self.loader) is DataLoader:
             self._warn_of_own_sampler(self.loader)
         if name == _TRAINING and self.stream is not None:

@@ -14,7 +14,6 @@ from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.config.foreign.conversion import convert_file
 from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.positions import to_plain
-from modelzoo_trainer.models.registry import MODELS
 from tests.token_rows.toys import byte_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -22,9 +21,6 @@ transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("datasets", reason="needs datasets")
 pytest.importorskip("peft", reason="needs peft")
 
-needs_model = pytest.mark.skipif(
-    "hf_causal_lm" not in MODELS, reason="needs the model hf_causal_lm"
-)
 FILES = Path(__file__).resolve().parents[1] / "config" / "foreign"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
@@ -105,9 +101,9 @@ def written(values: Any, path: Path) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("llm_foundry_finetune.yaml", marks=needs_model),
+        "llm_foundry_finetune.yaml",
         "llm_foundry_pretrain.yaml",
-        pytest.param("torchtune_full.yaml", marks=needs_model),
+        "torchtune_full.yaml",
     ],
 )
 def test_a_converted_file_is_valid(name: str, folder: Path, tmp_path: Path, capfd: Any) -> None:
@@ -127,7 +123,6 @@ def test_a_policy_of_another_library_is_refused_as_listed(
     assert "policy_model.name" in problem
 
 
-@needs_model
 @pytest.mark.parametrize("name", ["llm_foundry_finetune.yaml", "torchtune_full.yaml"])
 def test_a_converted_file_trains(name: str, folder: Path, tmp_path: Path, capfd: Any) -> None:
     values = converted(name, folder)

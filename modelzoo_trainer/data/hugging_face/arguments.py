@@ -14,7 +14,10 @@ from modelzoo_trainer.errors import ConfigError
 
 _LANGUAGE: Final = ("text", "chat", "instruction")
 _USED_BY: Final[Mapping[str, tuple[Task, ...]]] = {
-    "text_column": ("text",),
+    "text_column": ("text", "classification"),
+    "text_pair_column": ("classification",),
+    "label_column": ("classification",),
+    "label_names": ("classification",),
     "messages_column": ("chat",),
     "message_role_key": ("chat", "preference"),
     "message_content_key": ("chat", "preference"),

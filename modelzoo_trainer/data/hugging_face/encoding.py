@@ -52,6 +52,7 @@ class EncodingSettings:
         max_prompt_length: Of preferences that are too long, the tokens that the prompt keeps.
         separator: Between a prompt and its response, without a chat template.
         chat_template: Text of the template; None = the task has none.
+        label_names: The classes, in the order of their numbers; None = the data has numbers.
     """
 
     task: Task
@@ -63,6 +64,7 @@ class EncodingSettings:
     max_prompt_length: int = 512
     separator: str = "\n"
     chat_template: str | None = None
+    label_names: list[str] | None = None
 
 
 class Encoding(Protocol):

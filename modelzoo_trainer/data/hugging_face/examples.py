@@ -15,7 +15,7 @@ from modelzoo_trainer.token_rows.read_hooks import (
     text_read_hook,
 )
 
-Task = Literal["text", "chat", "instruction", "preference"]
+Task = Literal["text", "chat", "instruction", "preference", "classification"]
 
 _ROLES: Final = {
     "system": "system",
@@ -31,6 +31,8 @@ class Columns:
     """The columns that a task reads, and the keys of a message."""
 
     text: str = "text"
+    text_pair: str | None = None
+    label: str = "label"
     messages: str = "messages"
     message_role_key: str = "role"
     message_content_key: str = "content"
@@ -46,8 +48,10 @@ class Columns:
             "chat": ("messages",),
             "instruction": ("prompt", "response"),
             "preference": ("chosen", "rejected"),
+            "classification": ("text", "text_pair", "label"),
         }
-        return {f"{name}_column": getattr(self, name) for name in names[task]}
+        found = {f"{name}_column": getattr(self, name) for name in names[task]}
+        return {key: name for key, name in found.items() if name is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,13 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
 from modelzoo_trainer.constraints import (
     Flag,
     Name,
+    Names,
     NonNegativeSize,
     PositiveInt,
     Size,
@@ -20,6 +24,7 @@ from modelzoo_trainer.data.hugging_face.arguments import (
     loading_options,
     source_of,
 )
+from modelzoo_trainer.data.hugging_face.classes import ClassEncoding
 from modelzoo_trainer.data.hugging_face.encoding import (
     Encoding,
     EncodingSettings,
@@ -34,19 +39,25 @@ from modelzoo_trainer.data.hugging_face.source import (
     column_names,
     require_column,
 )
+from modelzoo_trainer.data.hugging_face.stream import RowStream
 from modelzoo_trainer.data.hugging_face.tokenizer import (
     FitCheck,
     load_tokenizer,
     missing_tokenizer,
 )
-from modelzoo_trainer.data.processor import DataProcessor, ShuffleSeed
+from modelzoo_trainer.data.processor import (
+    DataProcessor,
+    ShuffleSeed,
+    already_a_batch,
+    make_dataloader,
+)
 from modelzoo_trainer.data.token_cache import default_cache_dir
 from modelzoo_trainer.interceptors import event
 from modelzoo_trainer.token_rows.tokenizers import Tokenizer
 
 
 class HuggingFaceDataProcessor(DataProcessor):
-    """Load batches of a dataset of Hugging Face's `datasets`, tokenized once and cached on disk.
+    """Load batches of a dataset of Hugging Face's `datasets`, tokenized once or as a stream.
 
     Rows are those that `data_preprocess` writes for the same texts, tokenizer and settings, without
     its normalization of text (`use_ftfy: false`).
@@ -60,19 +71,24 @@ class HuggingFaceDataProcessor(DataProcessor):
         batch_size: Rows per batch and process, >= 1.
         global_batch_size: Rows per batch over all processes, a multiple of their number; give
             either this or `batch_size`.
-        task: What a row of the dataset is: `text`, `chat`, `instruction` or `preference`.
+        task: What a row of the dataset is: `text`, `chat`, `instruction`,
+            `preference` or `classification`.
         name: The configuration of a dataset that has several.
         data_files: Files or glob patterns, one or a list, or a mapping of these by split.
         data_dir: A folder of files of a format, or of the dataset.
         split: The split, such as `train` or `train[:90%]`.
         revision: Branch, tag or commit of a dataset of the Hub.
-        text_column: For `text`.
+        streaming: Whether rows are made as they are needed, instead of once before the run.
+        text_column: For `text` and `classification`.
         messages_column: For `chat`: a list of messages, each with a role and a content.
         message_role_key: Key of the role in a message: system, user (or human), assistant (gpt).
         message_content_key: Key of the content in a message.
         prompt_column: For `instruction` and `preference`; not needed where the answers are lists of
             messages that begin with one of the user.
         response_column: For `instruction`.
+        text_pair_column: For `classification`: a second text; default: none.
+        label_column: For `classification`: the class, a number or a text.
+        label_names: The classes, in the order of their numbers, where they are texts.
         chosen_column: For `preference`: a text, or a list of messages with the answer.
         rejected_column: For `preference`, as `chosen_column`.
         packing: Whether a row has several documents. They do not attend to each other: batches have
@@ -103,7 +119,9 @@ class HuggingFaceDataProcessor(DataProcessor):
         A batch: `input_ids`, `attention_mask` (which labels count: for `chat` and `instruction`
         those of the answers) and `labels` (the next tokens), (B, max_sequence_length), int32; with
         `packing` also `attention_span` and `position_ids`. For `preference`: the first three with
-        `chosen_` and `rejected_` in front, for the model `dpo`.
+        `chosen_` and `rejected_` in front, for the model `dpo`. For `classification`: `input_ids`,
+        `attention_mask` (which positions are tokens), with a second text `token_type_ids`, and
+        `labels` (B,), int64.
 
     Raises:
         ConfigError: If a file, split, column or chat template is missing, the dataset is empty, or
@@ -125,12 +143,16 @@ class HuggingFaceDataProcessor(DataProcessor):
         data_dir: str | None = None,
         split: Name = "train",
         revision: str | None = None,
+        streaming: Flag = False,
         text_column: Name = "text",
         messages_column: Name = "messages",
         message_role_key: Name = "role",
         message_content_key: Name = "content",
         prompt_column: Name = "prompt",
         response_column: Name = "response",
+        text_pair_column: Name | None = None,
+        label_column: Name = "label",
+        label_names: Names | None = None,
         chosen_column: Name = "chosen",
         rejected_column: Name = "rejected",
         packing: Flag = False,
@@ -154,6 +176,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         check_use(given, _defaults())
         self.options = loading_options(given)
         self._cache_dir = cache_dir
+        self._streams = streaming
         self.tokenizer = self.create_tokenizer(tokenizer, eos_token, pad_token)
         self._fit_check = FitCheck(tokenizer, self.tokenizer.vocab_size, max_sequence_length)
         self._fit_check(vocab_size, None)
@@ -178,13 +201,33 @@ class HuggingFaceDataProcessor(DataProcessor):
         return source.open(self._cache_dir)
 
     @event("process")
-    def process(self, data: Any, settings: EncodingSettings, where: str) -> CachedRows:
-        """Return the rows of tokens; make them if they are not cached."""
-        encoding: Encoding = TurnsEncoding(settings, self.tokenizer, where)
+    def process(self, data: Any, settings: EncodingSettings, where: str) -> CachedRows | RowStream:
+        """Return the rows of tokens; make them if they are not cached, or as a stream."""
+        kind = ClassEncoding if settings.task == "classification" else TurnsEncoding
+        encoding: Encoding = kind(settings, self.tokenizer, where)
+        if self._streams:
+            return RowStream(data, encoding, self.options, self._fit_check, where)
         given = self._cache_dir
         folder = default_cache_dir() if given is None else Path(given).expanduser()
         path = cached_rows(data, encoding, folder, where)
         return CachedRows(path, encoding, settings.max_sequence_length, self._fit_check)
+
+    @event("create-dataloader")
+    @override
+    def create_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of the rows; a stream makes whole batches itself."""
+        options = self.options
+        if not self._streams:
+            return make_dataloader(self.dataset, options)
+        has_workers = options.num_workers > 0
+        return DataLoader(
+            self.dataset,
+            batch_size=None,
+            num_workers=options.num_workers,
+            collate_fn=already_a_batch,
+            prefetch_factor=options.prefetch_factor if has_workers else None,
+            persistent_workers=options.persistent_workers and has_workers,
+        )
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> list[str]:
