@@ -64,7 +64,8 @@ class Lora(Callback):
     Adapters come from the `peft` library; the rest of the model is frozen. The model keeps its
     class and methods. Checkpoints contain the adapters and the frozen weights. A run may start from
     a checkpoint or a weights file without adapters: these keep their initial values then, which add
-    nothing. With several settings, a layer gets the first one that matches it.
+    nothing. With several settings, a layer gets the first one that matches it. A model may name
+    children that get none in its attribute `frozen_parts`, such as the reference of `dpo`.
 
     Args:
         lora_params: Settings `r`, `alpha`, `dropout`, `fan_in_fan_out`, `merge_weights` and
@@ -231,7 +232,10 @@ def _peft_settings(config: LoraConfig, names: list[str]) -> dict[str, Any]:
 def _ways(model: Module) -> Iterator[tuple[str, set[str]]]:
     """Yield the layers that can have adapters, with the names on the path to each."""
     words: dict[str, set[str]] = {"": {type(model).__name__}}
+    frozen = set(getattr(model, "frozen_parts", ()))
     for name, module in model.named_modules():
+        if name.partition(".")[0] in frozen:
+            continue
         if name:
             parent, _, last = name.rpartition(".")
             words[name] = words[parent] | {last, type(module).__name__}

@@ -21,7 +21,7 @@ from modelzoo_trainer.checkpointing.weights_folder import (
     write_tensors,
 )
 from modelzoo_trainer.conversion import cerebras
-from modelzoo_trainer.conversion.engine import Plan, Source, shapes_of
+from modelzoo_trainer.conversion.engine import PartOf, Plan, Source, shapes_of
 from modelzoo_trainer.conversion.hugging_face import (
     aliases_of,
     plan_export,
@@ -120,6 +120,8 @@ def _read_ours(request: Request) -> _Weights:
         )
     source = open_model(path) if path.is_dir() and is_checkpoint(path) else open_weights(path)
     model = find_settings(path, request.params, request.read_yaml)
+    if any(name.startswith(model.prefix) for name in source.names()):
+        return _Weights(source=PartOf(source, model.prefix), model=model, path=path)
     return _Weights(source=source, model=model, path=path)
 
 

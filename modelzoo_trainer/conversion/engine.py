@@ -63,6 +63,36 @@ class InMemory:
         return self._tensors[name].detach().cpu()
 
 
+class PartOf:
+    """The tensors of a part of a model, by their names in the part.
+
+    Args:
+        source: Those of the model.
+        prefix: What their names there start with.
+    """
+
+    def __init__(self, source: Source, prefix: str) -> None:
+        self._source = source
+        self._prefix = prefix
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors of the part."""
+        found = (name for name in self._source.names() if name.startswith(self._prefix))
+        return [name.removeprefix(self._prefix) for name in found]
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a tensor, without reading it."""
+        return self._source.shape(self._prefix + name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor, without reading it."""
+        return self._source.dtype(self._prefix + name)
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor, on the host."""
+        return self._source.read(self._prefix + name)
+
+
 def shapes_of(cls: type[Decoder], arguments: Mapping[str, Any]) -> dict[str, Shape]:
     """Return the shapes of the tensors of a decoder, without allocating any.
 

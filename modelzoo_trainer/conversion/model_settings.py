@@ -16,18 +16,24 @@ from modelzoo_trainer.models.inner_decoder import decoder_of
 
 MODEL_YAML: Final = "model.yaml"
 _METADATA: Final = "__metadata__"
+_PREFERENCE: Final = "dpo"
+_POLICY: Final = "policy_model"
 _OF_RUN: Final = ("logs/latest/params.yaml",)
 ReadYaml = Callable[[Path], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """The settings of a decoder, and where they are from."""
+    """The settings of a decoder, and where they are from.
+
+    The decoder is the whole model, or the policy of `dpo`.
+    """
 
     name: str  # of the model in a configuration
     model_class: type[Decoder]
     arguments: Mapping[str, Any]  # of the constructor
     where: str
+    prefix: str = ""  # of the names of its weights, as a part of another model
 
     @property
     def settings(self) -> DecoderSettings:
@@ -88,22 +94,29 @@ def _settings_in(content: object, where: str) -> ModelSettings:
             f"{where}: has {len(found)} trainers with different models. Pass a file with the "
             f"section model of the one that made the weights: --params FILE."
         )
+    given, key, prefix = found[0], "model", ""
+    if str(given.get("name") or given.get("model_name")).lower() == _PREFERENCE:
+        given, key, prefix = given.get(_POLICY) or {}, f"model.{_POLICY}", f"{_POLICY}."
     try:
-        cls, arguments = decoder_of("model", found[0])
+        cls, arguments = decoder_of("model", given)
     except ConfigError as error:
-        text = str(error).replace("model.model", "model")
+        text = str(error).replace("model.model", key)
         raise ConfigError(f"{where}: {text} Only weights of decoders are converted.") from None
     arguments = {key: value for key, value in arguments.items() if value is not None}
     known = [one.name for one in fields(cls.SETTINGS) if one.init]
-    for key in arguments:
-        if key not in known:
-            raise ConfigError(f"{where}: model.{key}: no such setting. {suggest(str(key), known)}")
+    for name in arguments:
+        if name not in known:
+            raise ConfigError(
+                f"{where}: {key}.{name}: no such setting. {suggest(str(name), known)}"
+            )
     try:
         cls.check_arguments(**arguments)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    name = str(found[0].get("name") or found[0].get("model_name"))
-    return ModelSettings(name=name.lower(), model_class=cls, arguments=arguments, where=where)
+    name = str(given.get("name") or given.get("model_name")).lower()
+    return ModelSettings(
+        name=name, model_class=cls, arguments=arguments, where=where, prefix=prefix
+    )
 
 
 def _models_in(content: object) -> Iterator[Mapping[str, Any]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, Self
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,20 @@ from modelzoo_trainer.constraints import (
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.hugging_face.adapters import PlainNames
+from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
+from modelzoo_trainer.models.hugging_face.policy import (
+    Adapters,
+    check_policy,
+    remove_dropout,
+    warn_of_dropout,
+)
 from modelzoo_trainer.models.inner_decoder import decoder_of
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup
 
 LossType = Literal["sigmoid", "hinge", "ipo", "dpop"]
+Policy: TypeAlias = Decoder | HfCausalLm
+_P = TypeVar("_P", bound=nn.Module)
 
 _POLICY: Final = "policy_model."
 _REFERENCE: Final = "ref_model."
@@ -44,6 +55,7 @@ _DROPOUT_RATES: Final = ("dropout_rate", "attention_dropout_rate", "embedding_dr
 _OF_ITS_LOSS: Final = ("loss_scaling", "loss_weight", "compute_eval_metrics")
 _BALANCING: Final = "load_balancing_loss_coef"
 _OTHER_RATES: Final = ("residual_dropout_rate", "embd_pdrop")
+_HUGGING_FACE: Final = "hf_causal_lm"
 
 
 @checked_dataclass
@@ -66,13 +78,15 @@ class DpoSettings:
 
 
 class Dpo(nn.Module):
-    """A decoder that is trained on pairs of answers, and the frozen copy that it starts from.
+    """A language model that is trained on pairs of answers, and the frozen one that it starts from.
 
-    The copy is that of the initial weights, or of the checkpoint that a run starts from, if that
-    has a policy alone: the weights of any run of the decoder. A resumed run keeps its copy.
+    The reference is a copy of the initial weights, or of the checkpoint that a run starts from, if
+    that has a policy alone: the weights of any run of that model. A resumed run keeps its
+    reference. With `peft_config` in `policy_model` there is no copy: the reference is the same
+    model with its adapters switched off.
 
     Args:
-        policy_model: `name` of a decoder and its settings.
+        policy_model: `name` of a decoder, or `hf_causal_lm`, and its settings.
         dpo: Settings of the loss, see `DpoSettings`.
         compute_eval_metrics: Whether a validation has metrics besides the loss.
 
@@ -82,6 +96,10 @@ class Dpo(nn.Module):
 
     model_arguments: ClassVar[tuple[str, ...]] = ("policy_model",)
     """Arguments that are settings of a model, which a file has checked line by line."""
+    forward_methods: ClassVar[tuple[str, ...]] = ("logits", "generate")
+    """Methods besides `forward` for which a sharded model gathers its parameters."""
+    frozen_parts: ClassVar[tuple[str, ...]] = ("ref_model",)
+    """Children that are never trained, and get no adapters."""
 
     def __init__(
         self,
@@ -96,10 +114,29 @@ class Dpo(nn.Module):
         cls, arguments = _policy_of(policy_model, self.settings)
         _warn_of_unused(policy_model)
         with _naming_the_policy():
-            self.policy_model: Decoder = cls(**arguments)
-        self.ref_model: Decoder | None = None
-        if not self.settings.reference_free:
-            self.ref_model = copy.deepcopy(self.policy_model).requires_grad_(False).eval()
+            self.policy_model: Policy = cls(**arguments)
+        if isinstance(self.policy_model, HfCausalLm):
+            self._prepare(self.policy_model, arguments)
+        self.ref_model: Policy | None = None
+        self._adapters: Adapters | None = None
+        if self.settings.reference_free:
+            return
+        if arguments.get("peft_config") is not None:
+            self._adapters = Adapters(self.policy_model)
+        else:
+            self.ref_model = _frozen_copy(self.policy_model)
+
+    def _prepare(self, policy: HfCausalLm, given: Mapping[str, Any]) -> None:
+        if self.settings.disable_dropout:
+            warn_of_dropout(given)
+            remove_dropout(policy.model)
+        if getattr(policy.config, "output_router_logits", False):
+            warnings.warn(
+                "model.policy_model: output_router_logits (True) has no effect: dpo has a loss of "
+                "its own, without the balancing loss of experts. Set it to false in "
+                "config_overrides.",
+                stacklevel=3,
+            )
 
     @classmethod
     def check_arguments(
@@ -114,9 +151,9 @@ class Dpo(nn.Module):
         Raises:
             ConfigError: As the constructor.
         """
-        decoder, arguments = _policy_of(policy_model, _settings_of(dpo))
+        policy, arguments = _policy_of(policy_model, _settings_of(dpo))
         with _naming_the_policy():
-            decoder.check_arguments(**arguments)
+            policy.check_arguments(**arguments)
 
     @property
     def vocab_size(self) -> int:
@@ -130,15 +167,31 @@ class Dpo(nn.Module):
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:
-        """Groups of parameters with learning rate factors: those of the policy."""
-        return self.policy_model.lr_adjustment_groups
+        """Groups of parameters with learning rate factors: those of a decoder."""
+        return self._decoder("lr_adjustment_groups").lr_adjustment_groups
 
     @property
     def tensor_plan(self) -> dict[str, str]:
         """Tensor parallelism: both models are split as the decoder is."""
-        plan = self.policy_model.tensor_plan.items()
+        plan = self._decoder("tensor_plan").tensor_plan.items()
         models = (_POLICY,) if self.ref_model is None else (_POLICY, _REFERENCE)
         return {f"{model}{name}": style for model in models for name, style in plan}
+
+    def _decoder(self, name: str) -> Decoder:
+        if isinstance(self.policy_model, Decoder):
+            return self.policy_model
+        raise AttributeError(f"{name} of {type(self.policy_model).__name__}")
+
+    @property
+    def weights_folder(self) -> Path | None:
+        """The folder whose weights are still to be loaded, into both models."""
+        policy = self.policy_model
+        return policy.weights_folder if isinstance(policy, HfCausalLm) else None
+
+    @property
+    def resets_parts(self) -> bool:
+        """Whether `reset_steps` initializes the policy, too."""
+        return isinstance(self.policy_model, HfCausalLm)
 
     @override
     def train(self, mode: bool = True) -> Self:
@@ -150,33 +203,77 @@ class Dpo(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialize the policy and copy it to the reference; also after `to_empty`."""
-        self.policy_model.reset_parameters()
-        if self.ref_model is not None:
-            self.ref_model.reset_parameters()  # ties shared weights
+        for one in (self.policy_model, self.ref_model):  # ties shared weights
+            if isinstance(one, Decoder):
+                one.reset_parameters()
+            elif one is not None:
+                one.model.tie_weights()
         for _, step in self.reset_steps():
             step()
 
-    def reset_steps(self) -> Iterator[tuple[nn.Module, Callable[[], None]]]:
-        """Yield the parts of both models, each with the function that copies it to the reference.
+    def reset_steps(self) -> Iterator[tuple[nn.Module, Callable[[], object]]]:
+        """Yield parts of both models, each with the function that gives it its initial values.
 
-        The policy is initialized by its own steps, before these.
+        Those of the reference are copies. A decoder is initialized by its own steps, before these.
         """
+        if isinstance(self.policy_model, HfCausalLm):
+            yield from self.policy_model.reset_steps()
         if self.ref_model is None:
             return
-        pairs = zip(_parts(self.policy_model), _parts(self.ref_model), strict=True)
-        for policy, reference in pairs:
-            yield nn.ModuleList([policy, reference]), partial(_copy, policy, reference)
+        for name, reference in self.ref_model.named_modules():
+            policy: Any = self.policy_model.get_submodule(name)
+            policy = getattr(policy, "base_layer", policy)
+            if any(True for _ in _own_tensors(reference)):
+                parts = nn.ModuleList([_owner(policy), _owner(reference)])
+                yield parts, partial(_copy, policy, reference)
+
+    def pretrained_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an entry for each tensor of both models, of the folder of the policy.
+
+        Args:
+            found: The tensors of the folder by name.
+
+        Raises:
+            ConfigError: As that of the policy.
+        """
+        assert isinstance(self.policy_model, HfCausalLm)
+        return self._both(self.policy_model.pretrained_state(found))
 
     def complete_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return the entries of a checkpoint for both models, if it has those of the policy alone.
 
         Args:
-            found: Entries by name, with or without `policy_model.` in front.
+            found: Entries by name, with or without `policy_model.` in front; weights of
+                `transformers` by their names.
+
+        Raises:
+            ConfigError: If adapters are the reference's only difference from the policy, and those
+                of another training would not be part of the reference.
         """
-        if self.ref_model is None or any(name.startswith(_REFERENCE) for name in found):
+        if any(name.startswith(_REFERENCE) for name in found):
             return dict(found)
+        policy = self.policy_model
+        names = PlainNames(policy.state_dict())
+        if self._adapters is not None and any(name in names.added for name in found):
+            raise ConfigError(
+                "The checkpoint has adapters, which would not be part of the reference: with "
+                "model.policy_model.peft_config this is the model without adapters. Merge them: "
+                "write a folder with save_pretrained, and set pretrained_model_name_or_path of "
+                "policy_model to it."
+            )
         bare = {name.removeprefix(_POLICY): value for name, value in found.items()}
-        return {f"{model}{name}": bare[name] for model in (_POLICY, _REFERENCE) for name in bare}
+        if isinstance(policy, HfCausalLm):
+            return self._both(policy.complete_state(bare))
+        own = {plain: name for name, plain in names.plain.items()}  # of layers with adapters
+        return self._both({own.get(name, name): value for name, value in bare.items()})
+
+    def _both(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the entries of the policy by their names here, and those of its copy."""
+        found = {f"{_POLICY}{name}": value for name, value in entries.items()}
+        if self.ref_model is not None:
+            plain = PlainNames(entries).plain
+            found |= {f"{_REFERENCE}{plain[name]}": entries[name] for name in plain}
+        return found
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the loss and how the two answers compare.
@@ -210,12 +307,15 @@ class Dpo(nn.Module):
     @torch.no_grad()
     def _reference(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the log probabilities of chosen and rejected answers; 0 without a reference."""
+        if self._adapters is not None:
+            with self._adapters.off():
+                return self._log_probs(self.policy_model, rows)
         if self.ref_model is None:
             zeros = torch.zeros(len(rows["labels"]) // 2, device=rows["labels"].device)
             return zeros, zeros
         return self._log_probs(self.ref_model, rows)
 
-    def _log_probs(self, model: Decoder, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _log_probs(self, model: Policy, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         logits, labels = model.logits(rows["input_ids"]), rows["labels"]
         losses = functional.cross_entropy(
             logits.flatten(0, 1).float(), labels.flatten().long(), reduction="none"
@@ -242,6 +342,11 @@ class Dpo(nn.Module):
             "logps_rejected": rejected,
         }
         return {name: values.mean() for name, values in found.items()}
+
+    def logits(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the logits of the policy; see `Decoder.logits`."""
+        scores: Tensor = self.policy_model.logits(*args, **kwargs)
+        return scores
 
     def generate(self, *args: Any, **kwargs: Any) -> Tensor:
         """Generate tokens with the policy; see `Decoder.generate`."""
@@ -284,28 +389,38 @@ def _interleaved(batch: Mapping[str, Tensor], name: str) -> Tensor:
         if key not in batch:
             raise ConfigError(
                 f"The model got a batch with the keys {sorted(batch)}, but requires {key!r}. Use "
-                f"the data processor DpoHDF5DataProcessor."
+                f"the data processor DpoHDF5DataProcessor, or HuggingFaceDataProcessor with task: "
+                f"preference."
             )
     return torch.stack([batch[key] for key in keys], dim=1).flatten(0, 1)
 
 
-def _parts(model: nn.Module) -> Iterable[nn.Module]:
-    """Yield the elements of every ModuleList among the children, and the other children."""
-    for child in model.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
-        else:
-            yield child
+def _frozen_copy(policy: _P) -> _P:
+    # Of a plan, tensors have no memory, whose address their own way to copy them reads.
+    copies: dict[int, Any] = {id(one): one.detach().clone() for one in policy.buffers()}
+    for one in policy.parameters():
+        copies[id(one)] = nn.Parameter(one.detach().clone(), requires_grad=False)
+    return copy.deepcopy(policy, copies).eval()
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of a module without its children."""
+    for tensors in (module._parameters, module._buffers):
+        yield from ((name, one) for name, one in tensors.items() if one is not None)
+
+
+def _owner(module: nn.Module) -> nn.Module:
+    """Return a module with the tensors of a module, also when these are replaced; no children."""
+    owner = nn.Module()
+    owner._parameters, owner._buffers = module._parameters, module._buffers
+    return owner
 
 
 @torch.no_grad()
 def _copy(policy: nn.Module, reference: nn.Module) -> None:
-    for own, other in (
-        (policy.parameters(), reference.parameters()),
-        (policy.buffers(), reference.buffers()),
-    ):
-        for source, target in zip(own, other, strict=True):
-            target.copy_(source)
+    sources = dict(_own_tensors(policy))
+    for name, target in _own_tensors(reference):
+        target.copy_(sources[name])
 
 
 def _warn_of_unused(given: Mapping[str, Any]) -> None:
@@ -343,9 +458,14 @@ def _settings_of(given: Mapping[str, Any] | None) -> DpoSettings:
     return DpoSettings(**(given or {}))
 
 
-def _policy_of(given: Mapping[str, Any], dpo: DpoSettings) -> tuple[type[Decoder], dict[str, Any]]:
+def _policy_of(given: Mapping[str, Any], dpo: DpoSettings) -> tuple[type[Policy], dict[str, Any]]:
     """Return the class of the policy and its arguments."""
-    cls, arguments = decoder_of("policy_model", given)
+    name = given.get("name") or given.get("model_name") if isinstance(given, Mapping) else None
+    if isinstance(name, str) and name.lower() == _HUGGING_FACE:
+        arguments = {key: one for key, one in given.items() if key not in ("name", "model_name")}
+        check_policy(arguments)
+        return HfCausalLm, arguments
+    cls, arguments = decoder_of("policy_model", given, others=(_HUGGING_FACE,))
     if dpo.disable_dropout:
         for rate in _OTHER_RATES:
             arguments.pop(rate, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from modelzoo_trainer.errors import ConfigError, suggest
@@ -10,12 +10,15 @@ from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.registry import MODELS, model_class
 
 
-def decoder_of(argument: str, given: Mapping[str, Any]) -> tuple[type[Decoder], dict[str, Any]]:
+def decoder_of(
+    argument: str, given: Mapping[str, Any], *, others: Collection[str] = ()
+) -> tuple[type[Decoder], dict[str, Any]]:
     """Return the class of a decoder, and its arguments.
 
     Args:
         argument: What has its settings, for messages.
         given: `name`, or `model_name`, of a decoder, and its settings.
+        others: Names of other models that the argument may have, for messages.
 
     Raises:
         ConfigError: If it names none.
@@ -29,7 +32,8 @@ def decoder_of(argument: str, given: Mapping[str, Any]) -> tuple[type[Decoder], 
     if name.lower() not in MODELS or not issubclass(model_class(name), Decoder):
         decoders = [one for one in MODELS if issubclass(model_class(one), Decoder)]
         raise ConfigError(
-            f"model.{argument}.name: {name!r} is not a decoder. {suggest(name, decoders)}"
+            f"model.{argument}.name: {name!r} is not a decoder. "
+            f"{suggest(name, [*decoders, *others])}"
         )
     cls: Any = model_class(name)
     return cls, arguments

@@ -130,7 +130,7 @@ _MODEL: Final = {
     "checkpointer.keep_last_n_checkpoints": moved("`KeepNCheckpoints`"),
     "ref_checkpointer": moved("the reference of `dpo`: the initial weights"),
     "ref_checkpointer.checkpoint_dir": moved("must be that of `checkpointer`"),
-    "ref_checkpointer.*": no_effect("the reference is a copy of the initial weights."),
+    "ref_checkpointer.*": no_effect("the reference is the initial weights."),
 }
 _DATA: Final = {
     "tokenizer": moved("see below"),

@@ -49,16 +49,12 @@ def convert_model(root: Section) -> dict[str, Any]:
 def _preference(root: Section, loss: Section, policy: dict[str, Any]) -> dict[str, Any]:
     reference = root.inside("ref_checkpointer") if "ref_checkpointer" in root else None
     if reference is not None and reference.text("checkpoint_dir") != folder_of(root):
-        why = "the reference is a copy of the policy's initial weights."
+        why = "the reference is the policy's initial weights."
         reference.note(Kind.ABSENT, "checkpoint_dir", why)
-    why = (
-        "the policy must be a decoder of this package; hf_causal_lm is none. Convert the folder "
-        "with `modelzoo-trainer checkpoint convert FOLDER NEW --from hf`, write the model of "
-        "NEW/model.yaml as policy_model, and set fit.ckpt_path to NEW."
-    )
-    loss.note(Kind.ABSENT, "_component_", why)
-    beta = float(loss.number("beta", 0.1))
-    return {"name": "dpo", "policy_model": policy, "dpo": {"beta": beta, "loss_type": "sigmoid"}}
+    settings = {"beta": float(loss.number("beta", 0.1)), "loss_type": "sigmoid"}
+    if policy.get("peft_config", {}).get("lora_dropout"):
+        settings["disable_dropout"] = False
+    return {"name": "dpo", "policy_model": policy, "dpo": settings}
 
 
 def folder_of(root: Section) -> str:
