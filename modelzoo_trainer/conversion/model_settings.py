@@ -101,7 +101,10 @@ def _settings_in(content: object, where: str) -> ModelSettings:
         cls, arguments = decoder_of("model", given)
     except ConfigError as error:
         text = str(error).replace("model.model", key)
-        raise ConfigError(f"{where}: {text} Only weights of decoders are converted.") from None
+        raise ConfigError(
+            f"{where}: {text} Only weights of decoders are converted; a model of transformers "
+            f"writes its folder itself, in Python: save_pretrained."
+        ) from None
     arguments = {key: value for key, value in arguments.items() if value is not None}
     known = [one.name for one in fields(cls.SETTINGS) if one.init]
     for name in arguments:

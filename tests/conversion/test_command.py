@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from modelzoo_trainer.checkpointing import save, weights_folder
 from modelzoo_trainer.checkpointing.weights import read_weights, write_weights
 from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.models.dpo import Dpo
 from modelzoo_trainer.models.gpt2 import Gpt2
 
 MODEL: dict[str, Any] = {
@@ -100,6 +101,30 @@ def test_weights_go_to_hugging_face_and_back(
     assert convert(back, again, "--to", "hf", "--dtype", "bfloat16") == 0
     assert load_file(again / "model.safetensors")["model.norm.weight"].dtype is torch.bfloat16
     assert json.loads((again / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_of_a_run_on_preferences_the_policy_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = Dpo(policy_model={"name": "llama", **MODEL})
+    policy = trained.policy_model.state_dict()
+    with torch.no_grad():
+        for value in trained.policy_model.parameters():
+            value.add_(1)
+    section = {"name": "dpo", "policy_model": {"name": "llama", **MODEL}}
+    entry = {"params": {"trainer": {"init": {"model": section}}}}
+    save(
+        tmp_path / "checkpoint_1", {"model": trained.state_dict(), "__metadata__": [entry]}, step=1
+    )
+    assert convert(tmp_path / "checkpoint_1", tmp_path / "of_policy", "--to", "hf") == 0
+    assert convert(tmp_path / "of_policy", tmp_path / "back", "--from", "hf") == 0
+    assert same_bits(read_weights(tmp_path / "back"), policy)
+    section["policy_model"] = {"name": "hf_causal_lm", "config": {}}
+    params = tmp_path / "other.yaml"
+    params.write_text(json.dumps({"trainer": {"init": {"model": section}}}))
+    source, target = tmp_path / "checkpoint_1", tmp_path / "no"
+    said = refused(capsys, source, target, "--to", "hf", "--params", params)
+    assert "model.policy_model.name: 'hf_causal_lm' is not a decoder" in said
 
 
 def test_a_checkpoint_has_its_settings_in_its_metadata(model: Gpt2, tmp_path: Path) -> None:

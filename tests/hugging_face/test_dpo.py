@@ -19,6 +19,7 @@ from modelzoo_trainer.conversion.hugging_face import plan_import
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.dpo import Dpo
 from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
+from modelzoo_trainer.models.registry import model_class
 from tests.hugging_face.dpo_cases import (
     LLAMA,
     PEFT,
@@ -29,6 +30,7 @@ from tests.hugging_face.dpo_cases import (
     weights,
 )
 from tests.hugging_face.hf_cases import config_of, language_batch
+from tests.token_rows.toys import byte_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("peft", reason="needs peft")
@@ -107,7 +109,8 @@ def test_the_reference_has_the_log_probabilities_of_the_first_model(
             expected = sums(base, batch, answer)
             reference = outputs[f"logps_{answer}"] - outputs[f"rewards_{answer}"]
             torch.testing.assert_close(reference, expected.mean(), rtol=1e-5, atol=1e-5)
-            policy = sums(copy.deepcopy(model.policy_model.model).eval(), batch, answer)
+            theirs: Any = copy.deepcopy(model.policy_model.model)
+            policy = sums(theirs.eval(), batch, answer)
             torch.testing.assert_close(outputs[f"logps_{answer}"], policy.mean())
             assert (policy - expected).abs().min() > 1e-3
     outputs["loss"].backward()
@@ -118,16 +121,19 @@ def test_the_reference_has_the_log_probabilities_of_the_first_model(
 
 
 def test_the_reference_has_no_dropout_although_the_policy_has() -> None:
-    dropout = {"config": LLAMA["config"] | {"attention_dropout": 0.5}}
-    adapters = {"peft_config": PEFT | {"lora_dropout": 0.5}}
-    model = make(dpo={"beta": 1.0, "disable_dropout": False}, **dropout, **adapters).train()
+    model = make(
+        dpo={"beta": 1.0, "disable_dropout": False},
+        config=LLAMA["config"] | {"attention_dropout": 0.5},
+        peft_config=PEFT | {"lora_dropout": 0.5},
+    ).train()
     stir(model)
     found = [model(batch_of()) for _ in range(2)]
     references = [one["logps_chosen"] - one["rewards_chosen"] for one in found]
     torch.testing.assert_close(*references, rtol=1e-6, atol=1e-5)
     assert found[0]["logps_chosen"] != found[1]["logps_chosen"]
     assert all(module.training for module in model.modules())
-    assert model.policy_model.config.attention_dropout == 0.5
+    config: Any = model.policy_model.config
+    assert config.attention_dropout == 0.5
 
 
 DROPOUTS = {
@@ -270,8 +276,7 @@ def split(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor
     return trained, kept
 
 
-@pytest.mark.parametrize("kind", POLICIES)
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(("kind", "device"), [("copy", "cpu"), ("adapters", "meta")])
 def test_a_resumed_run_keeps_its_reference(
     kind: str, device: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -294,8 +299,9 @@ def test_a_resumed_run_keeps_its_reference(
         assert len(moved) == len(first)
 
 
-@pytest.mark.parametrize("start", ["folder", "checkpoint"])
-@pytest.mark.parametrize("kind", [*POLICIES, "callback"])
+@pytest.mark.parametrize(
+    ("kind", "start"), [("copy", "checkpoint"), ("adapters", "folder"), ("callback", "folder")]
+)
 def test_a_run_starts_from_the_weights_of_a_policy(
     kind: str, start: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -340,8 +346,7 @@ DECODER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("policy", [DECODER, LLAMA], ids=["decoder", "transformers"])
-@pytest.mark.parametrize("meta", [False, True])
+@pytest.mark.parametrize(("policy", "meta"), [(DECODER, False), (LLAMA, True)])
 def test_the_callback_lora_leaves_the_reference_alone(
     policy: dict[str, Any], meta: bool, tmp_path: Path
 ) -> None:
@@ -368,8 +373,6 @@ def test_the_callback_lora_leaves_the_reference_alone(
 
 
 def test_the_callback_lora_starts_from_a_decoder(tmp_path: Path) -> None:
-    from modelzoo_trainer.models.registry import model_class
-
     arguments = {key: value for key, value in DECODER.items() if key != "name"}
     decoder = model_class("gpt2")(**arguments)
     first = trainer_of(tmp_path / "sft", lambda: decoder, 2)
@@ -388,21 +391,20 @@ def test_the_callback_lora_starts_from_a_decoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch
-@pytest.mark.parametrize("kind", POLICIES)
 @pytest.mark.parametrize(
-    "backend",
+    ("kind", "backend"),
     [
-        {"activation_checkpointing": "full"},
-        {"compile": {"target": "model", "backend": "eager", "fullgraph": True}},
-        {"compile": {"target": "blocks", "backend": "eager", "fullgraph": True}},
+        ("copy", {"activation_checkpointing": "full"}),
+        ("adapters", {"activation_checkpointing": "full"}),
+        ("adapters", {"compile": {"target": "model", "backend": "eager", "fullgraph": True}}),
+        ("adapters", {"compile": {"target": "blocks", "backend": "eager", "fullgraph": True}}),
     ],
-    ids=["recomputed", "compiled", "blocks"],
 )
 def test_weights_are_the_same_however_the_model_runs(
     kind: str, backend: dict[str, Any], tmp_path: Path
 ) -> None:
-    plain = weights(fit(tmp_path / "plain", 3, **POLICIES[kind]))
-    other = weights(fit(tmp_path / "other", 3, backend=backend, **POLICIES[kind]))
+    plain = weights(fit(tmp_path / "plain", 2, **POLICIES[kind]))
+    other = weights(fit(tmp_path / "other", 2, backend=backend, **POLICIES[kind]))
     for name, value in plain.items():
         torch.testing.assert_close(other[name], value, rtol=0, atol=1e-6)
 
@@ -417,14 +419,13 @@ def test_the_average_is_that_of_the_adapters(tmp_path: Path) -> None:
 # ---- the command line
 
 
-@pytest.mark.parametrize("kind", POLICIES)
-@pytest.mark.parametrize("command", ["check", "plan", "fit"])
-def test_a_file(kind: str, command: str, folder: Path, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("command", "kind"), [("check", "adapters"), ("plan", "copy"), ("fit", "adapters")]
+)
+def test_a_file(kind: str, command: str, tmp_path: Path, capsys: Any) -> None:
     text = "".join(f'{{"prompt": "a {i}", "good": "b", "bad": "c {i}"}}\n' for i in range(8))
     (tmp_path / "data.jsonl").write_text(text)
-    from tests.token_rows.toys import byte_tokenizer
-
-    byte_tokenizer(tmp_path / "tokenizer")
+    byte_tokenizer(tmp_path / "tokenizer")  # type: ignore[no-untyped-call]
     config = LLAMA["config"] | {"vocab_size": 512}
     torch.manual_seed(3)
     HfCausalLm(config=config).save_pretrained(tmp_path / "model")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -14,7 +15,7 @@ from modelzoo_trainer.callbacks import Lora
 from modelzoo_trainer.models.dpo import Dpo
 from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
 from tests.distributed.ranks import run_ranks
-from tests.hugging_face.dpo_cases import LLAMA, PEFT, POLICIES, rows_of, trainer_of
+from tests.hugging_face.dpo_cases import LLAMA, PEFT, rows_of, trainer_of
 from tests.hugging_face.hf_cases import language_batch
 
 pytest.importorskip("transformers", reason="needs transformers")
@@ -40,8 +41,8 @@ def fit(rank: int, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
         callbacks=callbacks,
     )
     before = host(trainer)
-    world = trainer.backend.comm.world_size
-    trainer.fit(DataLoader(rows_of(8), batch_size=4 // world))
+    rows: Any = rows_of(8)
+    trainer.fit(DataLoader(rows, batch_size=4 // trainer.backend.comm.world_size))
     model: Any = trainer.model
     return {
         "before": before,
@@ -75,46 +76,52 @@ CASES: dict[str, dict[str, Any]] = {
     "copy": {"backend": SHARD},
     "adapters": {"backend": SHARD | {"activation_checkpointing": "full"}, "peft_config": PEFT},
     "callback": {"backend": SHARD, "lora": True},
+    "scratch": {"backend": SHARD},
 }
 
 
-@pytest.mark.parametrize("kind", CASES)
-def test_two_processes_are_as_one(kind: str, tmp_path: Path) -> None:
+def options_of(kind: str, folder: Path) -> dict[str, Any]:
+    weights = {"config": None, "pretrained_model_name_or_path": str(folder / "folder")}
+    return {"init_device": "meta", **({} if kind == "scratch" else weights), **CASES[kind]}
+
+
+def fit_all(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
+    return {kind: fit(rank, folder / kind, options_of(kind, folder)) for kind in CASES}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sharded")
     torch.manual_seed(3)
-    first = HfCausalLm(config=LLAMA["config"])
-    first.save_pretrained(tmp_path / "folder")
-    options = {
-        "config": None,
-        "pretrained_model_name_or_path": str(tmp_path / "folder"),
-        "init_device": "meta",
-        **CASES[kind],
-    }
-    found = run_ranks(2, fit, tmp_path / "2", options)
-    alone = fit(0, tmp_path / "1", options | {"backend": {}})
-    for one in found:
+    HfCausalLm(config=LLAMA["config"]).save_pretrained(path / "folder")
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[dict[str, dict[str, Any]]]:
+    """Return what each of two processes found, in each case."""
+    return run_ranks(2, fit_all, folder)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_two_processes_are_as_one(kind: str, runs: Any, folder: Path) -> None:
+    alone = fit(0, folder / "alone" / kind, options_of(kind, folder) | {"backend": {}})
+    for one in (found[kind] for found in runs):
         same(one["before"], alone["before"])
         same(one["after"], alone["after"], atol=1e-5)
-        same(reference(one["after"]), dict(first.state_dict()))
+        same(reference(one["after"]), reference(alone["before"]))
         assert one["tokens"] == alone["tokens"]
     moved = {
         name for name, value in alone["after"].items() if not value.equal(alone["before"][name])
     }
     assert moved
     assert all(name.startswith("policy_model.") for name in moved)
-
-
-@pytest.mark.parametrize("kind", POLICIES)
-def test_initial_values_do_not_depend_on_the_number_of_processes(kind: str, tmp_path: Path) -> None:
-    options = {"init_device": "meta", **POLICIES[kind]}
-    found = run_ranks(2, fit, tmp_path / "2", options | {"backend": SHARD})
-    alone = fit(0, tmp_path / "1", options)
-    for one in found:
-        same(one["before"], alone["before"])
-        same(one["after"], alone["after"], atol=1e-5)
-    if kind == "copy":
-        policy = {
-            name.removeprefix("policy_model."): value
+    first = load_file(folder / "folder" / "model.safetensors")
+    if kind == "scratch":
+        first = {
+            name.removeprefix("policy_model.model."): value
             for name, value in alone["before"].items()
             if name.startswith("policy_model.")
         }
-        same(reference(alone["before"]), policy)
+    found = reference(alone["before"])
+    same({name.removeprefix("model."): value for name, value in found.items()}, first)

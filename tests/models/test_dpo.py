@@ -336,3 +336,8 @@ def test_entries_of_a_policy_are_those_of_both() -> None:
         }
     both = {"policy_model.a": 1, "ref_model.a": 2}
     assert model.complete_state(both) == both
+
+
+def test_entries_of_a_policy_without_a_reference_are_its_own() -> None:
+    model = make(reference_free=True)
+    assert model.complete_state({"a": 1}) == {"policy_model.a": 1}
