@@ -96,7 +96,7 @@ class Dpo(nn.Module):
 
     model_arguments: ClassVar[tuple[str, ...]] = ("policy_model",)
     """Arguments that are settings of a model, which a file has checked line by line."""
-    forward_methods: ClassVar[tuple[str, ...]] = ("logits", "generate")
+    forward_methods: ClassVar[tuple[str, ...]] = ("generate",)
     """Methods besides `forward` for which a sharded model gathers its parameters."""
     frozen_parts: ClassVar[tuple[str, ...]] = ("ref_model",)
     """Children that are never trained, and get no adapters."""
@@ -247,8 +247,8 @@ class Dpo(nn.Module):
                 `transformers` by their names.
 
         Raises:
-            ConfigError: If adapters are the reference's only difference from the policy, and those
-                of another training would not be part of the reference.
+            ConfigError: If it has adapters of another training, which would not be part of the
+                reference: that is the policy without its adapters.
         """
         if any(name.startswith(_REFERENCE) for name in found):
             return dict(found)
@@ -342,11 +342,6 @@ class Dpo(nn.Module):
             "logps_rejected": rejected,
         }
         return {name: values.mean() for name, values in found.items()}
-
-    def logits(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the logits of the policy; see `Decoder.logits`."""
-        scores: Tensor = self.policy_model.logits(*args, **kwargs)
-        return scores
 
     def generate(self, *args: Any, **kwargs: Any) -> Tensor:
         """Generate tokens with the policy; see `Decoder.generate`."""

@@ -19,6 +19,7 @@ from modelzoo_trainer.conversion.hugging_face import plan_import
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.dpo import Dpo
 from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
+from modelzoo_trainer.models.hugging_face.policy import Adapters
 from modelzoo_trainer.models.registry import model_class
 from tests.hugging_face.dpo_cases import (
     LLAMA,
@@ -181,7 +182,7 @@ def test_a_loss_of_experts_is_not_used() -> None:
         ({"peft_cofig": {}}, r"policy_model\.peft_cofig: .*'peft_config'"),
         ({"peft_config": PEFT | {"bias": "all"}}, r"peft_config\.bias: 'all'"),
         ({"peft_config": PEFT | {"init_lora_weights": "pissa"}}, "init_lora_weights: 'pissa'"),
-        ({"peft_config": {"rank": 3}}, r"policy_model: peft_config\.rank"),
+        ({"peft_config": {"peft_type": "LORA", "rank": 3}}, r"policy_model: peft_config\.rank"),
         ({"config": None}, "policy_model: pretrained_model_name_or_path.*neither"),
     ],
 )
@@ -189,6 +190,15 @@ def test_invalid_settings(given: dict[str, Any], message: str) -> None:
     for call in (Dpo, Dpo.check_arguments):
         with pytest.raises(ConfigError, match=message):
             call(policy_model={**LLAMA, **given})
+
+
+def test_adapters_that_cannot_be_switched_off_are_refused() -> None:
+    model: Any = make(**POLICIES["adapters"]).policy_model
+    next(param for param in model.parameters() if not param.requires_grad).requires_grad_()
+    with pytest.raises(ConfigError, match=r"trains 'model\.embed_tokens\.weight'.*outside"):
+        Adapters(model.model)
+    with pytest.raises(ConfigError, match="no adapters that can be switched off"):
+        Adapters(HfCausalLm(config=LLAMA["config"]).requires_grad_(False))
 
 
 def test_settings_of_the_other_loss_have_no_effect_and_that_is_said() -> None:
@@ -201,7 +211,6 @@ def test_what_others_ask_of_a_model(kind: str) -> None:
     model = make(**POLICIES[kind])
     ids = language_batch()["input_ids"]
     assert (model.vocab_size, model.max_position_embeddings) == (100, 64)
-    assert torch.equal(model.logits(ids), model.policy_model.logits(ids))
     found = model.generate(ids, 2, temperature=0.0)
     assert torch.equal(found, model.policy_model.generate(ids, 2, temperature=0.0))
     for name in ("tensor_plan", "lr_adjustment_groups", "published_name"):

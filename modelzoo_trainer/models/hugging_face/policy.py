@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
 
 _SECTION: Final = "model.policy_model"
@@ -88,11 +89,27 @@ class Adapters:
 
     Args:
         model: A model with adapters of `peft`.
+
+    Raises:
+        ConfigError: If adapters of this kind cannot be switched off, or others of its weights are
+            trained.
     """
 
     def __init__(self, model: Module) -> None:
         self._modules = list(model.modules())
         self._layers = [one for one in self._modules if hasattr(one, _FLAG)]
+        if not self._layers:
+            raise ConfigError(
+                f"{_SECTION}.peft_config: it makes no adapters that can be switched off for the "
+                f"reference. Use peft_type: LORA."
+            )
+        added = PlainNames(name for name, _ in model.named_parameters()).added
+        for name, param in model.named_parameters():
+            if param.requires_grad and name not in added:
+                raise ConfigError(
+                    f"{_SECTION}.peft_config: it trains {name!r}, outside of the adapters that are "
+                    f"switched off for the reference. Use peft_type: LORA with bias: none."
+                )
 
     @contextmanager
     def off(self) -> Iterator[None]:
