@@ -24,13 +24,14 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
 from modelzoo_trainer.checkpointing.folder import hidden_name
 from modelzoo_trainer.checkpointing.lazy_checkpoint import open_model
 from modelzoo_trainer.constraints import PositiveInt, checked
-from modelzoo_trainer.conversion.engine import InMemory, Source
+from modelzoo_trainer.conversion.engine import InMemory, PartOf, Source
 from modelzoo_trainer.conversion.family import families, family_for
 from modelzoo_trainer.conversion.hugging_face import plan_export, write_export
 from modelzoo_trainer.conversion.tokenizer_files import TokenizerFiles, read_tokenizer
 from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import SETTINGS_PATTERNS, local_folder
 from modelzoo_trainer.models.decoder import Decoder
+from modelzoo_trainer.models.dpo import Dpo
 from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ _SIZE: Final = re.compile(r"\s*(\d+)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE | re.A
 class HuggingFaceCheckpoint(Callback):
     """Write the model as a folder that `transformers` loads: weights, config.json, tokenizer.
 
-    For the decoders of this package; a model of transformers has `save_pretrained`. A setting that
-    no family of Hugging Face has is refused before training. If a folder cannot be written, an
-    error is logged; the run continues.
+    For the decoders of this package, also as the policy of `dpo`; a model of transformers has
+    `save_pretrained`. A setting that no family of Hugging Face has is refused before training. If a
+    folder cannot be written, an error is logged; the run continues.
 
     Args:
         folder: Path of the folders, relative to `model_dir`; contains the field `{step}` once.
@@ -99,7 +100,8 @@ class HuggingFaceCheckpoint(Callback):
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
-        if not isinstance(trainer.model, Decoder):
+        model, _ = _decoder_in(trainer)
+        if model is None:
             raise ConfigError(
                 f"{_OWNER} writes the decoders of this package, such as gpt2 and llama; the model "
                 f"is {type(trainer.model).__name__}. Call save_pretrained for a model of "
@@ -110,16 +112,16 @@ class HuggingFaceCheckpoint(Callback):
                 f"{_OWNER} does not merge the adapters of the callback Lora. Remove one of the two."
             )
         if self.family is None:
-            family_for(trainer.model, None)
+            family_for(model, None)
         else:
-            families()[self.family].make_config(trainer.model)
+            families()[self.family].make_config(model)
         if self.tokenizer is not None:
             key = f"{_OWNER}.tokenizer"
             path = Path(self.tokenizer)
             if not path.is_file():
                 path = local_folder(self.tokenizer, key=key, patterns=SETTINGS_PATTERNS)
             self._files = read_tokenizer(path)
-            self._files.check(trainer.model.vocab_size, key)
+            self._files.check(model.vocab_size, key)
 
     @override
     def on_fit_start(
@@ -172,12 +174,24 @@ class HuggingFaceCheckpoint(Callback):
                 checkpointing.delete(hidden)
 
     def _export(self, trainer: Trainer, source: Source, path: Path) -> None:
-        model = trainer.model
-        assert isinstance(model, Decoder)
+        model, prefix = _decoder_in(trainer)
+        assert model is not None  # checked in post_setup
         export = plan_export(
-            source, model, where="The model of this run", family=self.family, dtype=self.dtype
+            PartOf(source, prefix),
+            model,
+            where="The model of this run",
+            family=self.family,
+            dtype=self.dtype,
         )
         write_export(export, path, tokenizer=self._files, shard_bytes=self.shard_bytes)
+
+
+def _decoder_in(trainer: Trainer) -> tuple[Decoder | None, str]:
+    """Return the decoder that a run trains, if any, and the start of its weights' names."""
+    model = trainer.model
+    if isinstance(model, Dpo) and isinstance(model.policy_model, Decoder):
+        return model.policy_model, "policy_model."
+    return (model, "") if isinstance(model, Decoder) else (None, "")
 
 
 def _bytes_of(text: str) -> int:

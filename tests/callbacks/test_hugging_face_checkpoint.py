@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from modelzoo_trainer import Trainer
 from modelzoo_trainer.callbacks import HuggingFaceCheckpoint, TrainingLoop
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.dpo import Dpo
 from modelzoo_trainer.models.gpt2 import Gpt2
 from tests.distributed.engines import whole
 from tests.distributed.ranks import run_ranks
@@ -54,6 +55,21 @@ def test_folders_are_written_by_steps_and_at_the_end(tmp_path: Path) -> None:
     assert torch.equal(found, expected.detach().bfloat16())
     assert json.loads((folder / "config.json").read_text())["model_type"] == "gpt2"
     assert (folder / "tokenizer.json").is_file()
+
+
+def test_of_a_run_on_preferences_the_policy_is_written(tmp_path: Path) -> None:
+    batch = {
+        f"{answer}_{name}": value
+        for answer in ("chosen", "rejected")
+        for name, value in (BATCH | {"attention_mask": torch.ones(1, 4)}).items()
+    }
+    batch["chosen_labels"] = batch["chosen_labels"] + 1
+    model = Dpo(policy_model={"name": "gpt2", **SIZES})
+    with make(tmp_path, lambda: model) as trainer:
+        trainer.fit([batch] * 4)
+    found = load_file(tmp_path / "hf_3" / "model.safetensors")["transformer.wte.weight"]
+    assert torch.equal(found, model.policy_model.state_dict()["token_embeddings.weight"])
+    assert not torch.equal(found, model.state_dict()["ref_model.token_embeddings.weight"])
 
 
 def test_what_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
