@@ -111,6 +111,9 @@ MAKERS: Final[dict[str, Callable[[], Callback]]] = {
 ELSEWHERE: Final = {"EleutherEvalHarness"}
 """Callbacks whose libraries not all tests have: tests/hugging_face."""
 
+WITH_A_LANGUAGE_MODEL: Final = {"HuggingFaceCheckpoint"}
+"""Callbacks that refuse any other model: tests/callbacks, by their names."""
+
 SETTINGS: Final[dict[str, dict[str, Any]]] = {  # what a trainer needs for them
     "LogSparsity": {"sparsity": 0.5},
     "WSDCheckpoint": {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
+from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
@@ -24,10 +25,24 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
 from modelzoo_trainer.checkpointing.folder import hidden_name
 from modelzoo_trainer.checkpointing.lazy_checkpoint import open_model
 from modelzoo_trainer.constraints import PositiveInt, checked
+from modelzoo_trainer.conversion.adapter_folder import (
+    adapter_settings,
+    plan_adapters,
+    write_adapters,
+)
+from modelzoo_trainer.conversion.adapters import LoraLayer, MergedAdapters, lora_layers
 from modelzoo_trainer.conversion.engine import InMemory, PartOf, Source
 from modelzoo_trainer.conversion.family import families, family_for
-from modelzoo_trainer.conversion.hugging_face import plan_export, write_export
+from modelzoo_trainer.conversion.hugging_face import merged_settings, plan_export, write_export
 from modelzoo_trainer.conversion.tokenizer_files import TokenizerFiles, read_tokenizer
+from modelzoo_trainer.conversion.transformers_model import (
+    TheirExport,
+    TheirModel,
+    plan_transformers,
+    their_model,
+    tokenizer_beside,
+    write_transformers,
+)
 from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import SETTINGS_PATTERNS, local_folder
 from modelzoo_trainer.models.decoder import Decoder
@@ -40,14 +55,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 _OWNER: Final = "HuggingFaceCheckpoint"
+_WHERE: Final = "The model of this run"
 _SIZE: Final = re.compile(r"\s*(\d+)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE | re.ASCII)
 
 
 class HuggingFaceCheckpoint(Callback):
     """Write the model as a folder that `transformers` loads: weights, config.json, tokenizer.
 
-    For the decoders of this package, also as the policy of `dpo`; a model of transformers has
-    `save_pretrained`. A setting that no family of Hugging Face has is refused before training. If a
+    For the decoders of this package, `hf_causal_lm`, `hf_model` and models of `transformers`; of
+    `dpo`, its policy. What has no counterpart in Hugging Face is refused before training. If a
     folder cannot be written, an error is logged; the run continues.
 
     Args:
@@ -55,16 +71,20 @@ class HuggingFaceCheckpoint(Callback):
         steps: Write on every n-th step, > 0; None = not by steps.
         at_end: Whether to write at the end of a fit, unless it was interrupted.
         tokenizer: Folder of a tokenizer, its `tokenizer.json`, or a name of the Hub, to copy
-            along; None = no tokenizer.
-        family: `model_type` of config.json; None = the first family that fits the settings.
+            along; None = of a model of `transformers`, that of the folder it was made from.
+        family: Of a decoder: `model_type` of config.json; None = the first family that fits the
+            settings.
         dtype: Of the weights; None = as trained.
         shard_size: Maximum size of a file of weights.
+        merge_adapters: Whether LoRA adapters are merged into the weights, in float32; false = of a
+            model of `transformers` that started from a folder or the Hub, the adapters alone, in a
+            folder that `PeftModel.from_pretrained` loads.
 
     Cost: Training waits for the write. Sharded weights are written twice.
 
     Raises:
-        ConfigError: If an argument is invalid, the model is no decoder of this package, or one of
-            its settings has no counterpart.
+        ConfigError: If an argument is invalid, or the model, one of its settings or its adapters
+            have no counterpart.
     """
 
     @checked()
@@ -77,6 +97,7 @@ class HuggingFaceCheckpoint(Callback):
         family: str | None = None,
         dtype: Literal["float32", "float16", "bfloat16"] | None = None,
         shard_size: str = "5GB",
+        merge_adapters: bool = True,
     ) -> None:
         if steps is None and not at_end:
             raise ConfigError(f"{_OWNER} would never write a folder. Set steps or at_end.")
@@ -95,33 +116,60 @@ class HuggingFaceCheckpoint(Callback):
         self.family = family
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self.shard_bytes = _bytes_of(shard_size)
+        self.merge_adapters = merge_adapters
         self._files = TokenizerFiles()
+        self._theirs: TheirModel | None = None
+        self._layers: dict[str, LoraLayer] = {}
         self._last: int | None = None
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
-        model, _ = _decoder_in(trainer)
-        if model is None:
+        model, _ = _trained(trainer)
+        self._theirs = their_model(model)
+        self._layers = lora_layers(model if self._theirs is None else self._theirs.module)
+        if self._theirs is None:
+            self._check_decoder(model)
+        elif self.family is not None:
             raise ConfigError(
-                f"{_OWNER} writes the decoders of this package, such as gpt2 and llama; the model "
-                f"is {type(trainer.model).__name__}. Call save_pretrained for a model of "
-                f"transformers, or remove the callback."
+                f"{_OWNER}.family has no effect with {type(model).__name__}, whose own config.json "
+                f"is written. Remove it."
             )
-        if any(".base_layer." in name for name, _ in trainer.model.named_parameters()):
+        elif not self.merge_adapters:
+            adapter_settings(self._theirs, self._layers)
+        elif trainer.backend.caps.holds_values:
+            self._planned(trainer, InMemory(model.state_dict()))
+        self._files = self._tokenizer(model)
+
+    def _check_decoder(self, model: Module) -> None:
+        if not isinstance(model, Decoder):
             raise ConfigError(
-                f"{_OWNER} does not merge the adapters of the callback Lora. Remove one of the two."
+                f"{_OWNER} writes the decoders of this package, such as gpt2 and llama, and models "
+                f"of transformers; the model is {type(model).__name__}. Remove the callback."
             )
+        if not self.merge_adapters:
+            raise ConfigError(
+                f"{_OWNER}.merge_adapters is false, but the model is the decoder "
+                f"{type(model).__name__}: only the adapters of models of transformers can be "
+                f"written alone. Set it to true."
+            )
+        settings = merged_settings(model, self._layers)
         if self.family is None:
-            family_for(model, None)
+            family_for(settings, None)
         else:
-            families()[self.family].make_config(model)
-        if self.tokenizer is not None:
-            key = f"{_OWNER}.tokenizer"
-            path = Path(self.tokenizer)
-            if not path.is_file():
-                path = local_folder(self.tokenizer, key=key, patterns=SETTINGS_PATTERNS)
-            self._files = read_tokenizer(path)
-            self._files.check(model.vocab_size, key)
+            families()[self.family].make_config(settings)
+
+    def _tokenizer(self, model: Module) -> TokenizerFiles:
+        if self.tokenizer is None:
+            return TokenizerFiles() if self._theirs is None else tokenizer_beside(self._theirs)
+        key = f"{_OWNER}.tokenizer"
+        path = Path(self.tokenizer)
+        if not path.is_file():
+            path = local_folder(self.tokenizer, key=key, patterns=SETTINGS_PATTERNS)
+        found = read_tokenizer(path)
+        sized: Any = model if self._theirs is None else self._theirs
+        if sized.vocab_size is not None:
+            found.check(sized.vocab_size, key)
+        return found
 
     @override
     def on_fit_start(
@@ -174,24 +222,44 @@ class HuggingFaceCheckpoint(Callback):
                 checkpointing.delete(hidden)
 
     def _export(self, trainer: Trainer, source: Source, path: Path) -> None:
-        model, prefix = _decoder_in(trainer)
-        assert model is not None  # checked in post_setup
+        model, prefix = _trained(trainer)
+        source = PartOf(source, prefix)
+        if self._theirs is None:
+            self._export_decoder(model, source, path)
+        elif not self.merge_adapters:
+            adapters = plan_adapters(source, self._theirs, self._layers, dtype=self.dtype)
+            write_adapters(adapters, path, tokenizer=self._files)
+        else:
+            write_transformers(
+                self._planned(trainer, source),
+                path,
+                tokenizer=self._files,
+                tokenizer_where=f"{_OWNER}.tokenizer",
+                shard_bytes=self.shard_bytes,
+            )
+
+    def _planned(self, trainer: Trainer, source: Source) -> TheirExport:
+        assert self._theirs is not None
+        return plan_transformers(source, self._theirs, self._layers, where=_WHERE, dtype=self.dtype)
+
+    def _export_decoder(self, model: Module, source: Source, path: Path) -> None:
+        assert isinstance(model, Decoder)
         export = plan_export(
-            PartOf(source, prefix),
-            model,
-            where="The model of this run",
+            MergedAdapters(source, self._layers, where=_WHERE),
+            merged_settings(model, self._layers),
+            where=_WHERE,
             family=self.family,
             dtype=self.dtype,
         )
         write_export(export, path, tokenizer=self._files, shard_bytes=self.shard_bytes)
 
 
-def _decoder_in(trainer: Trainer) -> tuple[Decoder | None, str]:
-    """Return the decoder that a run trains, if any, and the start of its weights' names."""
+def _trained(trainer: Trainer) -> tuple[Module, str]:
+    """Return the language model of a run, and what the names of its tensors start with."""
     model = trainer.model
-    if isinstance(model, Dpo) and isinstance(model.policy_model, Decoder):
+    if isinstance(model, Dpo):
         return model.policy_model, "policy_model."
-    return (model, "") if isinstance(model, Decoder) else (None, "")
+    return model, ""
 
 
 def _bytes_of(text: str) -> int:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import Embedding, Linear, Module
+from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names
-from modelzoo_trainer.constraints import FinitePositiveFloat, Fraction, Names, PositiveInt, checked
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.optimizer import OptimizerCallback
-from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.lora import LoraConfig, choose_layers, configs_of, peft_settings
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -29,33 +28,6 @@ log = logging.getLogger("modelzoo_trainer.lora")
 _ADAPTER: Final = "default"
 _OWN: Final = re.compile(r"(?:^|\.)lora_(?:A|B|embedding_A|embedding_B)(?:\.|$)")
 _BASE: Final = ".base_layer."
-
-
-@checked("Lora.lora_params")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig:
-    """Settings of the adapters of some layers.
-
-    Args:
-        r: Rank, > 0.
-        alpha: The adapter's output is multiplied by alpha / r; > 0.
-        dropout: Dropout probability of the adapter's input, in [0, 1).
-        fan_in_fan_out: Whether the layers store their weight transposed.
-        merge_weights: Whether to merge the adapters into the weights during validations; weights
-            that several layers share are not merged, as each layer adds a different adapter.
-        target_modules: Names of classes or modules, all of which must occur in the path to a layer,
-            including the layer; None = every `Linear` and `Embedding`.
-
-    Raises:
-        ConfigError: If a value is out of range.
-    """
-
-    r: PositiveInt
-    alpha: FinitePositiveFloat = 1.0
-    dropout: Fraction = 0.0
-    fan_in_fan_out: bool = False
-    merge_weights: bool = False
-    target_modules: Names | None = None
 
 
 class Lora(Callback):
@@ -81,10 +53,7 @@ class Lora(Callback):
     def __init__(
         self, lora_params: LoraConfig | dict[str, Any] | list[LoraConfig | dict[str, Any]]
     ) -> None:
-        given = lora_params if isinstance(lora_params, list) else [lora_params]
-        if not given:
-            raise ConfigError("Lora.lora_params is empty; give settings such as {r: 8}.")
-        self.lora_params = [_config_of(one) for one in given]
+        self.lora_params = configs_of(lora_params)
         self._merged: list[Module] = []
 
     # ---- the model
@@ -110,10 +79,10 @@ class Lora(Callback):
                 f"Lora."
             )
         inject, peft_config = _library()
-        chosen = self._choose(model)
+        chosen = choose_layers(model, self.lora_params)
         for config, names in zip(self.lora_params, chosen, strict=True):
             if names:
-                inject(peft_config(**_peft_settings(config, names)), model, _ADAPTER)
+                inject(peft_config(**peft_settings(config, names)), model, _ADAPTER)
                 del model.peft_config  # peft refuses a second one; nothing here reads it
         for name, param in model.named_parameters():
             param.requires_grad_(_OWN.search(name) is not None)
@@ -126,27 +95,6 @@ class Lora(Callback):
         ]
         _log_size(model, sum(map(len, chosen)))
         return model
-
-    def _choose(self, model: Module) -> list[list[str]]:
-        """Return the names of the matching layers for each of the settings."""
-        ways = dict(_ways(model))
-        chosen: list[list[str]] = []
-        taken: set[str] = set()
-        for config in self.lora_params:
-            wanted = set(config.target_modules or ())
-            names = [name for name, way in ways.items() if wanted <= way and name not in taken]
-            if not names:
-                words = sorted(set().union(*ways.values()))
-                missing = next((word for word in sorted(wanted) if word not in words), "")
-                raise ConfigError(
-                    f"Lora.lora_params.target_modules is {config.target_modules}, but "
-                    f"{type(model).__name__} has no {'other ' if taken else ''}Linear or Embedding"
-                    f"{' with all of these in its path' if wanted else ''}. "
-                    f"{suggest(missing, words) if missing else ''}".rstrip()
-                )
-            taken.update(names)
-            chosen.append(names)
-        return chosen
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -190,23 +138,6 @@ class Lora(Callback):
         state_dict["model"] = renamed | trainer.backend.host_state(adapters)
 
 
-def _config_of(given: Any) -> LoraConfig:
-    if isinstance(given, LoraConfig):
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"Lora.lora_params must be a dict such as {{r: 8, alpha: 16}}, or a list of such "
-            f"dicts; got {given!r}."
-        )
-    known = [field.name for field in fields(LoraConfig)]
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"Lora.lora_params has no setting {name!r}. {suggest(name, known)}")
-    if "r" not in given:
-        raise ConfigError("Lora.lora_params.r is missing; give the rank, an integer > 0.")
-    return LoraConfig(**given)
-
-
 def _library() -> tuple[Any, Any]:
     try:
         from peft import LoraConfig as PeftConfig
@@ -217,30 +148,6 @@ def _library() -> tuple[Any, Any]:
             "pip install 'modelzoo-trainer[lora]'"
         ) from None
     return inject_adapter_in_model, PeftConfig
-
-
-def _peft_settings(config: LoraConfig, names: list[str]) -> dict[str, Any]:
-    return {
-        "r": config.r,
-        "lora_alpha": config.alpha,
-        "lora_dropout": config.dropout,
-        "fan_in_fan_out": config.fan_in_fan_out,
-        "target_modules": "|".join(map(re.escape, names)),  # a string must match the whole name
-    }
-
-
-def _ways(model: Module) -> Iterator[tuple[str, set[str]]]:
-    """Yield the layers that can have adapters, with the names on the path to each."""
-    words: dict[str, set[str]] = {"": {type(model).__name__}}
-    frozen = set(getattr(model, "frozen_parts", ()))
-    for name, module in model.named_modules():
-        if name.partition(".")[0] in frozen:
-            continue
-        if name:
-            parent, _, last = name.rpartition(".")
-            words[name] = words[parent] | {last, type(module).__name__}
-        if isinstance(module, (Linear, Embedding)):
-            yield name, words[name]
 
 
 def _is_alone(layer: Any, layers: Iterable[Module]) -> bool:

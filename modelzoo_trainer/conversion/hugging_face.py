@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +49,26 @@ def arguments_of(settings: DecoderSettings) -> dict[str, Any]:
     if isinstance(settings, Decoder):
         cls = settings.SETTINGS
     return {one.name: getattr(settings, one.name) for one in fields(cls) if one.init}
+
+
+def merged_settings(settings: DecoderSettings, layers: Collection[str]) -> DecoderSettings:
+    """Return the settings of a decoder after its adapters are merged.
+
+    An output layer no longer shares the weights of the embedding if one of them has an adapter.
+
+    Args:
+        settings: Of the model with adapters.
+        layers: The names of the layers with adapters.
+    """
+    ends = {OUR_HEAD.removesuffix(".weight"), OUR_EMBEDDING.removesuffix(".weight")}
+    if not settings.share_embedding_weights or ends.isdisjoint(layers):
+        return settings
+    arguments = arguments_of(settings) | {"share_embedding_weights": False}
+    cls: Any = settings.SETTINGS if isinstance(settings, Decoder) else type(settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of settings without effect: said when the model was made
+        found: DecoderSettings = cls(**arguments)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,8 +102,8 @@ def _settings_in(content: object, where: str) -> ModelSettings:
     except ConfigError as error:
         text = str(error).replace("model.model", key)
         raise ConfigError(
-            f"{where}: {text} Only weights of decoders are converted; a model of transformers "
-            f"writes its folder itself, in Python: save_pretrained."
+            f"{where}: {text} Only weights of decoders are converted; of models of transformers "
+            f"the callback HuggingFaceCheckpoint writes folders."
         ) from None
     arguments = {key: value for key, value in arguments.items() if value is not None}
     known = [one.name for one in fields(cls.SETTINGS) if one.init]

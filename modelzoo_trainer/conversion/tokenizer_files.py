@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +50,11 @@ class TokenizerFiles:
                 f"vocab_size {vocab_size}. Pass the tokenizer that the model was trained with: "
                 f"--tokenizer DIR."
             )
+
+    def without(self, name: str) -> TokenizerFiles:
+        """Return the files without one of them."""
+        content = {key: value for key, value in self.content.items() if key != name}
+        return replace(self, content=content)
 
     def write(self, folder: Path) -> None:
         """Write the files to a folder."""

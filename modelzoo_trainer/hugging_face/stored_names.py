@@ -1,4 +1,4 @@
-"""The tensors of a folder of Hugging Face by the names that a model of `transformers` has for them.
+"""The tensors of a folder of Hugging Face and those of a model of `transformers`, by their names.
 
 For some architectures the library stores weights under other names, or in other pieces, than those
 of its modules: each expert of a layer by itself, older names of a head. It converts them while
@@ -8,7 +8,8 @@ are used here alone (transformers 5.23).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -119,3 +120,80 @@ def _convert(
     for name, value in tensors.items():
         found[prefix + name + suffix] = value[0] if isinstance(value, list) else value
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensors:
+    """Tensors of a folder that are made at once of tensors of a model.
+
+    Attributes:
+        names: Those of the model.
+        stored: Those of the folder, without values: on `meta`.
+        make: Returns those of the folder, given a function that returns one of the model.
+    """
+
+    names: tuple[str, ...]
+    stored: Mapping[str, Tensor]
+    make: Callable[[Callable[[str], Tensor]], dict[str, Tensor]]
+
+
+def on_disk(model: Module, own: Mapping[str, Tensor]) -> Iterator[StoredTensors]:
+    """Yield the tensors of a folder from which `transformers` loads a model: reverse `in_memory`.
+
+    Args:
+        model: A model of `transformers`, possibly on `meta` or sharded.
+        own: Tensors by their names in the model, on `meta`.
+    """
+    loading = import_module("transformers.core_model_loading")
+    conversions = import_module("transformers.conversion_mapping")
+    mapping = conversions.get_model_conversion_mapping(model, add_legacy=False)
+    kept = [one for one in mapping if not isinstance(one, loading.PrefixChange)]
+    reverse = [one.reverse_transform() for one in reversed(kept)]
+    renamings = [one for one in reverse if isinstance(one, loading.WeightRenaming)]
+    converters = [one for one in reverse if isinstance(one, loading.WeightConverter)]
+    of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    groups: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
+    for name in sorted(own, key=loading.dot_natural_key):
+        renamed, pattern = loading.apply_converters(name, converters)
+        if pattern is None:
+            stored = loading.apply_renamings(name, renamings)
+            yield _renamed(name, stored, own[name])
+        else:
+            group = groups.setdefault(renamed, (of_pattern[pattern], []))
+            group[1].append((name, pattern))
+    for target, (converter, members) in groups.items():
+        yield _split(model, target, converter, members, own, renamings)
+
+
+def _renamed(name: str, stored: str, value: Tensor) -> StoredTensors:
+    return StoredTensors(
+        names=(name,), stored={stored: value}, make=lambda read: {stored: read(name)}
+    )
+
+
+def _split(
+    model: Module,
+    target: str,
+    converter: Any,
+    members: list[tuple[str, str]],
+    own: Mapping[str, Tensor],
+    renamings: list[Any],
+) -> StoredTensors:
+    def convert(read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        used = copy.deepcopy(converter)
+        for name, pattern in members:
+            used.add_tensor(target, name, pattern, read(name))
+        with torch.no_grad():
+            made = used.convert(target, model=model, config=model.config)
+        return {
+            name: value[0] if isinstance(value, list) else value for name, value in made.items()
+        }
+
+    renamings_of = import_module("transformers.core_model_loading").apply_renamings
+    made = convert(own.__getitem__)
+    stored = {name: renamings_of(name, renamings) for name in made}
+    return StoredTensors(
+        names=tuple(name for name, _ in members),
+        stored={stored[name]: value for name, value in made.items()},
+        make=lambda read: {stored[name]: value for name, value in convert(read).items()},
+    )

@@ -12,12 +12,18 @@ from modelzoo_trainer import (
     checkpointing,
     loggers,
 )
-from tests.callback_makers import ELSEWHERE, MAKERS, SETTINGS, GeneratingNet
+from tests.callback_makers import (
+    ELSEWHERE,
+    MAKERS,
+    SETTINGS,
+    WITH_A_LANGUAGE_MODEL,
+    GeneratingNet,
+)
 
 
 def test_all_of_them_are_tested_here():
     classes = [name for name in callbacks.__all__ if isinstance(getattr(callbacks, name), type)]
-    assert classes == sorted({*MAKERS, *ELSEWHERE})
+    assert classes == sorted({*MAKERS, *ELSEWHERE, *WITH_A_LANGUAGE_MODEL})
 
 
 @pytest.mark.slow_cases("fake-*")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from modelzoo_trainer import checkpointing as files
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.shipped import shipped_names
+from modelzoo_trainer.errors import ConfigError
 from tests.doubles import Scale as OneWeight
 from tests.doubles import constant_batches, tiny_batches, weights_of
 
@@ -115,6 +117,14 @@ def test_c_hf_cache_dir__is_told_to_the_libraries_while_the_trainer_is(
     assert os.environ["HF_HOME"] == str(tmp_path)
     trainer.close()
     assert os.environ["HF_HOME"] == "/before"
+
+
+def test_c_eleuther_eval_harness__names_its_extra_where_lm_eval_is_missing(trainer_of, monkeypatch):
+    """What it computes is in tests/hugging_face/test_evaluation.py, with the library."""
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    harness = callbacks.EleutherEvalHarness({"tasks": "a"}, pretrained_model_name_or_path="a")
+    with pytest.raises(ConfigError, match=r"modelzoo-trainer\[eval\]"):
+        trainer_of(harness)
 
 
 # ---- what is not part of this package

@@ -90,6 +90,7 @@ def test_it_trains(tmp_path, changes, caplog):
         "watching/metrics.csv",
         "acting/best_3/model.safetensors",
         "acting/extra/extra_2.safetensors",
+        "acting/hf_3/config.json",
         "acting/logs/latest/sample.txt",
         "acting/model_checkpoint_2/model.safetensors",
         "acting/wsd/decayed_3.safetensors",

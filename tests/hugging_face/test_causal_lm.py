@@ -22,6 +22,11 @@ def make(model_type: str = "llama", **options: Any) -> HfCausalLm:
     return HfCausalLm(config=config_of(model_type), **options).eval()
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # of runs without model_dir
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")

@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor
 
 from backends.deferred_init import materialize
-from modelzoo_trainer.callbacks import LoadCheckpointStates, Lora, ModelEma
+from modelzoo_trainer.callbacks import HuggingFaceCheckpoint, LoadCheckpointStates, Lora, ModelEma
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.conversion.hugging_face import plan_import
 from modelzoo_trainer.errors import ConfigError
@@ -416,6 +416,18 @@ def test_weights_are_the_same_however_the_model_runs(
     other = weights(fit(tmp_path / "other", 2, backend=backend, **POLICIES[kind]))
     for name, value in plain.items():
         torch.testing.assert_close(other[name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_the_policy_is_written_with_merged_adapters(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    given = {**from_folder(folder), **POLICIES[kind]}
+    model = fit(tmp_path / "run", 2, callbacks=[HuggingFaceCheckpoint()], **given)
+    written = HfCausalLm(pretrained_model_name_or_path=str(tmp_path / "run" / "hf_2"))
+    ids = language_batch()["input_ids"]
+    policy: Any = model.policy_model
+    torch.testing.assert_close(written.eval().logits(ids), policy.eval().logits(ids))
 
 
 def test_the_average_is_that_of_the_adapters(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ STATELESS = {
     *("ComputeNorm", "ComputeNormGNS", "ConvertSyncBatchNorm", "CountParams", "DebugArgsPath"),
     "EleutherEvalHarness",  # tests/hugging_face/test_evaluation.py kills it
     *("DumpActivations", "DumpAvailableTensorNames", "DurationProfiler", "EmailNotification"),
-    *("GenerateText", "GlobalFlags", "HFCacheDir", "LRFinder", "LimitBatches", "LimitEvalSteps"),
+    *("GenerateText", "GlobalFlags", "HFCacheDir", "HuggingFaceCheckpoint", "LRFinder"),
+    *("LimitBatches", "LimitEvalSteps"),
     *("LoadCheckpointStates", "LogExpertLoad", "LogInputSummaries", "LogOptimizerParamGroup"),
     "LogSparsity",
     *("Lora", "ModelEvalMetrics", "ModelZooParamsMetadata", "MoveModulesToDevice", "NaNChecker"),
