@@ -206,6 +206,11 @@ def test_generation_with_and_without_cache_is_the_same() -> None:
             "config_overrides.n",
         ),
         ({"config": config_of("gemma2"), "attn_implementation": "sdpa"}, "set eager"),
+        ({"config": {**config_of("llama"), "return_dict": False}}, "return_dict is false"),
+        (
+            {"config": {**config_of("llama"), "pad_token_id": 10**6}},
+            r"config: .*Padding_idx.*Set pad_token_id to a token below vocab_size",
+        ),
         ({"config": config_of("llama"), "attn_implementation": "sdpaa"}, "attn_implementation"),
     ],
 )

@@ -236,12 +236,14 @@ def _naming(settings: HfSettings) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
-        text = str(error)
+    except Exception as error:  # of many classes of the library
+        text = str(error) or type(error).__name__
         if "attention implementation" in text or "attn_implementation" in text:
             raise ConfigError(
                 f"attn_implementation: {settings.attn_implementation!r} does not work with this "
                 f"architecture ({text.splitlines()[0]}). Omit it, or set eager."
             ) from error
         where = "config" if settings.config is not None else FOLDER_KEY
+        if "Padding_idx" in text:
+            text += ". Set pad_token_id to a token below vocab_size, or to null"
         raise ConfigError(f"{where}: transformers cannot build the model: {text}") from error
