@@ -179,6 +179,20 @@ class EleutherEvalHarness(ValidationCallback):
                 f"their metrics would have the same names. Change one name_scope."
             )
 
+        for other in same:
+            folder = other._output_folder
+            if other is not self and folder is not None and folder == self._output_folder:
+                raise ConfigError(
+                    f"Two EleutherEvalHarness callbacks have the folder "
+                    f"{self.arguments.output_path!r} as eeh_args.output_path, where their results "
+                    f"would have the same file names. Change one of them, or omit it."
+                )
+
+    @property
+    def _output_folder(self) -> Path | None:
+        given = self.arguments.output_path
+        return None if given is None else Path(given).expanduser().resolve()
+
     @override
     def setup(self, trainer: Trainer) -> None:
         model: Any = trainer.model
@@ -232,8 +246,7 @@ class EleutherEvalHarness(ValidationCallback):
             loop_idx = added.own_idx(trainer)
         if self._evaluation is None or not self.is_due(loop_idx, is_last):
             return
-        given = self.arguments.output_path
-        folder = trainer.artifact_dir / self.name_scope if given is None else Path(given)
+        folder = self._output_folder or trainer.artifact_dir / self.name_scope
         with ExitStack() as stack:
             trainer.logging.open_handlers(trainer, stack)  # outside a fit, they are not open
             stack.callback(setattr, self, "_is_running", False)

@@ -66,6 +66,12 @@ class HarnessArguments:
                 "fewshot_as_multiturn: true requires apply_chat_template. Set that, or remove "
                 "fewshot_as_multiturn."
             )
+        if self.use_cache is not None:
+            raise ConfigError(
+                f"use_cache: lm_eval finds answers in the file {self.use_cache!r} by their "
+                f"prompts, whatever the weights are, so later evaluations would have the scores "
+                f"of the first. Remove it."
+            )
         self.seeds  # noqa: B018  # raises if invalid
 
     @property
@@ -145,7 +151,6 @@ class HarnessArguments:
         limit = self.limit
         return {
             "num_fewshot": self.num_fewshot,
-            "use_cache": self.use_cache,
             "limit": int(limit) if limit is not None and limit >= 1 else limit,
             "check_integrity": self.check_integrity,
             "write_out": self.write_out,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,6 +15,8 @@ from modelzoo_trainer.evaluation.arguments import HarnessArguments
 
 log = logging.getLogger("modelzoo_trainer.evaluation")
 
+# Warnings that arguments in eeh_args replace settings of tasks, which is what they are for.
+_OF_SETTINGS: Final = ("generation_kwargs: %s specified through cli", "Overwriting default num_fe")
 _PATTERN: Final = frozenset("*?[")
 _INSTALL: Final = 'pip install "modelzoo-trainer[eval]"'
 
@@ -133,17 +136,24 @@ def _check_task(name: str, task: Any, *, runs_code: bool) -> None:
         )
 
 
+def _commit() -> str | None:
+    """Return the commit of the current folder, if it is a repository."""
+    found: str | None = import_module("lm_eval.loggers.utils").get_commit_from_path(os.getcwd())
+    return found
+
+
 class _Forward(logging.Handler):
-    """Passes the messages of `lm_eval` to the log of the run."""
+    """Passes the messages of `lm_eval` to the log of the run, but for those on its own settings."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a message."""
-        log.log(record.levelno, "lm_eval: %s", record.getMessage())
+        if not str(record.msg).startswith(_OF_SETTINGS):
+            log.log(record.levelno, "lm_eval: %s", record.getMessage())
 
 
 @contextmanager
 def messages_in_log(level: str) -> Iterator[None]:
-    """Write messages of `lm_eval` to the log of the run inside, and no progress bars.
+    """Write messages of `lm_eval` to the log of the run inside; no progress bars, nothing of git.
 
     `level`: the least level that is written.
     """
@@ -154,9 +164,13 @@ def messages_in_log(level: str) -> Iterator[None]:
     theirs.propagate, theirs.handlers = False, [_Forward()]
     bars = getattr(task_module, "tqdm", None)  # they would break the progress of the run
     task_module.tqdm = lambda items, **options: items
+    evaluator: Any = import_module("lm_eval.evaluator")
+    commit = evaluator.get_git_commit_hash  # it runs git, which complains outside a repository
+    evaluator.get_git_commit_hash = _commit
     try:
         yield
     finally:
         task_module.tqdm = bars
+        evaluator.get_git_commit_hash = commit
         theirs.setLevel(before[0])
         theirs.propagate, theirs.handlers = before[1], before[2]

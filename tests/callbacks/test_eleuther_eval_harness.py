@@ -38,6 +38,7 @@ def make(args: Any = None, **options: Any) -> EleutherEvalHarness:
         ({}, {"flags": {"torch.backends.cudnn.bench": 1}}, r"EleutherEvalHarness.flags.torch"),
         ({}, {"batch_sizes": 4}, r"no argument 'batch_sizes'. Did you mean 'batch_size'"),
         ({}, {"name_scope": "a/"}, "name_scope"),
+        ({"use_cache": "f"}, {}, r"eeh_args.use_cache: .* 'f' by their prompts.*Remove it"),
     ],
 )
 def test_an_invalid_argument_is_refused(args, options, message) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from modelzoo_trainer import Trainer
 from modelzoo_trainer.callbacks import EleutherEvalHarness
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.evaluation.tasks import messages_in_log
 from modelzoo_trainer.models.gpt2 import Gpt2
 from tests.hugging_face.harness import CHOICE, LIMIT, VOCAB, WRITE, make_tasks, make_tokenizer
 
@@ -142,3 +144,24 @@ def test_two_evaluations_have_different_names(folder) -> None:
     assert scopes == ["eleuther_0", "eleuther_1"]
     with pytest.raises(ConfigError, match="Two EleutherEvalHarness callbacks have the name_scope"):
         both("a", "a")
+    args["output_path"] = str(folder / "out")
+    with pytest.raises(
+        ConfigError, match=r"Two EleutherEvalHarness .*out' as eeh_args.output_path"
+    ):
+        both("a", "b")
+
+
+def test_messages_about_its_own_settings_are_not_repeated(tmp_path, caplog, capfd, monkeypatch):
+    from lm_eval import evaluator
+
+    monkeypatch.chdir(tmp_path)  # not a repository
+    given = evaluator.get_git_commit_hash
+    with messages_in_log("WARNING"), caplog.at_level("WARNING"):
+        theirs = logging.getLogger("lm_eval.evaluator")
+        theirs.warning("Overwriting default num_fewshot of %s from %s to %s", "a", 2, 2)
+        theirs.warning("generation_kwargs: %s specified through cli, these settings", {})
+        theirs.warning("The data of %s are old", "a")
+        assert evaluator.get_git_commit_hash() is None
+    assert [one.getMessage() for one in caplog.records] == ["lm_eval: The data of a are old"]
+    assert capfd.readouterr().err == ""
+    assert evaluator.get_git_commit_hash is given
