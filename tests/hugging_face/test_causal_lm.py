@@ -61,7 +61,7 @@ def test_packed_documents_with_eager_attention(model_type: str) -> None:
 def test_packed_documents_are_refused_where_they_would_be_mixed() -> None:
     config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 99}
     model = HfCausalLm(config=config)
-    with pytest.raises(ConfigError, match=r"attention_span .*'bloom'.*Switch packing off"):
+    with pytest.raises(ConfigError, match=r"attention_span .*'bloom'.*switch packing off"):
         model.logits(**packed(documents()))
 
 

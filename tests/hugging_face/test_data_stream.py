@@ -214,3 +214,14 @@ def test_long_texts_of_classes_are_cut_and_pairs_have_segments(folder: Path) -> 
 def test_a_class_that_is_not_known_is_refused(folder: Path, arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(folder, **{**CLASSES, "streaming": False, **arguments})
+
+
+def test_classes_need_no_token_that_ends_documents(folder: Path) -> None:
+    config = {"cls_token": "<bos>", "sep_token": "<|sep|>", "pad_token": "<pad>"}
+    byte_tokenizer(folder / "like_bert")
+    (folder / "like_bert/tokenizer_config.json").write_text(json.dumps(config))
+    given = {"label_names": ["no", "yes"], "tokenizer": str(folder / "like_bert")}
+
+    assert make(folder, **CLASSES, **given, streaming=False).dataset[1]["labels"] == 1
+    with pytest.raises(ConfigError, match=r"token ends a document. Set eos_token.$"):
+        make(folder, tokenizer=given["tokenizer"])

@@ -44,6 +44,7 @@ from modelzoo_trainer.data.hugging_face.tokenizer import (
     FitCheck,
     load_tokenizer,
     missing_tokenizer,
+    require_tokens,
 )
 from modelzoo_trainer.data.processor import (
     DataProcessor,
@@ -178,6 +179,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         self._cache_dir = cache_dir
         self._streams = streaming
         self.tokenizer = self.create_tokenizer(tokenizer, eos_token, pad_token)
+        require_tokens(self.tokenizer, tokenizer, task)
         self._fit_check = FitCheck(tokenizer, self.tokenizer.vocab_size, max_sequence_length)
         self._fit_check(vocab_size, None)
         template = template_of(chat_template, self.tokenizer, tokenizer, task)
@@ -246,6 +248,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         lacks = source_of(given).check() + missing_tokenizer(name)
         if Path(name).expanduser().exists():
             made = load_tokenizer(name, given["eos_token"], given["pad_token"])
+            require_tokens(made, name, given["task"])
             FitCheck(name, made.vocab_size, given["max_sequence_length"])(given["vocab_size"], None)
             template_of(given["chat_template"], made, name, given["task"])
         return lacks

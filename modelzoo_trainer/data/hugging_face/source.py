@@ -104,7 +104,7 @@ class DatasetSource:
         with _without_progress_bars(datasets):
             found = self._saved(datasets) if self._is_saved else self._loaded(datasets, cache_dir)
         if not self.streaming and not len(found):
-            raise ConfigError(f"{OWNER}.path: split {self.split!r} of {self.path!r} has no rows.")
+            raise ConfigError(self._empty)
         return found
 
     @property
@@ -114,6 +114,10 @@ class DatasetSource:
         if self.path in _BUILDERS and files is not None:
             return files if isinstance(files, str) else f"{self.path} files, split {self.split}"
         return self.path
+
+    @property
+    def _empty(self) -> str:
+        return f"{OWNER}.path: split {self.split!r} of {self.where!r} has no rows."
 
     @property
     def _is_saved(self) -> bool:
@@ -133,13 +137,27 @@ class DatasetSource:
                 f"{OWNER}.path: {self.path!r} cannot be read: {reason_of(error)}. Write it again "
                 f"with save_to_disk."
             ) from error
-        if isinstance(found, Mapping):
-            if self.split not in found:
-                raise ConfigError(_no_split(self, list(found)))
-            found = found[self.split]
-        elif found.split is not None and str(found.split) != self.split:
-            raise ConfigError(_no_split(self, [str(found.split)]))
+        found = self._selected(datasets, found if isinstance(found, Mapping) else _named(found))
         return found.to_iterable_dataset(num_shards=_shards(found)) if self.streaming else found
+
+    def _selected(self, datasets: Any, found: Mapping[str, Any]) -> Any:
+        """Return the rows that `split` names, such as `train[:90%]` or `train+test`."""
+        try:
+            parts = datasets.ReadInstruction.from_spec(self.split).to_absolute(
+                {name: len(rows) for name, rows in found.items()}
+            )
+        except (ValueError, AssertionError) as error:
+            raise ConfigError(_no_split(self, list(found))) from error
+        chosen = []
+        for part in parts:
+            rows = found[part.splitname]
+            first, stop = part.from_ or 0, len(rows) if part.to is None else part.to
+            if first < stop:
+                is_whole = (first, stop) == (0, len(rows))
+                chosen.append(rows if is_whole else rows.select(range(first, stop)))
+        if not chosen:
+            raise ConfigError(self._empty)
+        return chosen[0] if len(chosen) == 1 else datasets.concatenate_datasets(chosen)
 
     def _loaded(self, datasets: Any, cache_dir: str | None) -> Any:
         path = Path(self.path).expanduser()
@@ -261,6 +279,11 @@ def _no_split(source: DatasetSource, known: list[str]) -> str:
 def _first_line(error: BaseException) -> str:
     lines = reason_of(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _named(rows: Any) -> dict[str, Any]:
+    """Return a saved dataset by its split, which is `train` if it was saved without one."""
+    return {"train" if rows.split is None else str(rows.split): rows}
 
 
 def _shards(dataset: Any) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from modelzoo_trainer.data.hugging_face.examples import Task
 from modelzoo_trainer.data.hugging_face.source import OWNER
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hugging_face.folders import local_folder
@@ -17,7 +18,7 @@ _HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def load_tokenizer(given: str, eos_token: str | None, pad_token: str | None) -> Tokenizer:
-    """Return a tokenizer that has a token at the end of documents and one that fills rows.
+    """Return a tokenizer; see `require_tokens` for those that a task needs.
 
     Args:
         given: A folder, a tokenizer.json file, or a name of the Hub.
@@ -25,7 +26,7 @@ def load_tokenizer(given: str, eos_token: str | None, pad_token: str | None) -> 
         pad_token: Replaces the one of the folder.
 
     Raises:
-        ConfigError: If it cannot be loaded, or has no such tokens.
+        ConfigError: If it cannot be loaded, or has no such token.
     """
     path = Path(given).expanduser()
     if not path.is_file():
@@ -38,12 +39,33 @@ def load_tokenizer(given: str, eos_token: str | None, pad_token: str | None) -> 
     except ConfigError as error:
         text = str(error)
         raise ConfigError(text if text.startswith(OWNER) else f"{_KEY}: {text}") from error
-    if found.eos_id is None:
-        raise ConfigError(
-            f"{_KEY}: {given!r} does not say which token ends a document. Set eos_token, or give "
-            f"the folder of the tokenizer instead of its file."
-        )
     return found
+
+
+def require_tokens(tokenizer: Tokenizer, given: str, task: Task) -> None:
+    """Check that a tokenizer has a token that fills rows, and one that ends documents.
+
+    Classes and preferences need none at the end: what the tokenizer or the chat template writes
+    ends them.
+
+    Args:
+        tokenizer: Of the data processor.
+        given: What it is called in messages.
+        task: What the rows are.
+
+    Raises:
+        ConfigError: If one is missing.
+    """
+    where = Path(given).expanduser()
+    or_folder = ", or give the folder of the tokenizer instead of its file" * where.is_file()
+    if tokenizer.eos_id is None and task not in ("classification", "preference"):
+        raise ConfigError(
+            f"{_KEY}: {given!r} does not say which token ends a document. Set eos_token{or_folder}."
+        )
+    if tokenizer.pad_id is None:
+        raise ConfigError(
+            f"{_KEY}: {given!r} does not say which token fills rows. Set pad_token{or_folder}."
+        )
 
 
 def missing_tokenizer(given: str) -> list[str]:
