@@ -18,6 +18,7 @@ from modelzoo_trainer.errors import CheckpointError, reason_of
 
 FORMAT_VERSION: Final = 2
 MANIFEST: Final = "manifest.json"
+_ADAPTER: Final = "adapter_config.json"
 STATE: Final = "state.json"
 SUFFIX: Final = ".safetensors"  # of files of tensors
 _DIGEST: Final = "xxh3_128"  # of the manifest itself
@@ -97,6 +98,11 @@ def read_manifest(path: Path) -> Manifest:
         if not file.is_file():
             problem = f"has no {MANIFEST}: saving it was interrupted, or it is not a checkpoint"
             problem = problem if os.path.lexists(path) else "does not exist"
+            if (path / _ADAPTER).is_file():
+                raise CheckpointError(
+                    f"{str(path)!r} has an adapter of peft, which is not a whole model. Merge it "
+                    f"(merge_and_unload, then save_pretrained, of peft) and use that folder."
+                )
             raise CheckpointError(f"{str(path)!r} {problem}. Use another checkpoint.")
         return parse_manifest(text_of(file), path)
     except _PROBLEMS as error:

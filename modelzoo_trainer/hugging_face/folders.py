@@ -23,6 +23,12 @@ TORCH_INDEX: Final = "pytorch_model.bin.index.json"
 SETTINGS_PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 """Files of a repository of the Hub besides the weights: settings and tokenizer."""
 
+OF_ADAPTER: Final = (
+    "an adapter of peft, which is not a whole model. Give the folder of the model that it was "
+    "trained for, or merge it: merge_and_unload, then save_pretrained, of peft."
+)
+"""What a folder with an adapter of `peft` has, and what to do."""
+
 _WEIGHTS_PATTERNS: Final = (("*.safetensors",), ("pytorch_model*.bin",))
 _INSTALL: Final = 'pip install "modelzoo-trainer[huggingface]"'
 _HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -102,6 +108,8 @@ def read_config(folder: Path, *, key: str) -> dict[str, Any]:
     Raises:
         ConfigError: If there is no such file, or it is not a JSON object.
     """
+    if not (folder / CONFIG_FILE).is_file() and has_adapter(folder):
+        raise ConfigError(f"{key}: folder {str(folder)!r} has {OF_ADAPTER}")
     return _read_object(
         folder / CONFIG_FILE,
         key,
@@ -109,6 +117,11 @@ def read_config(folder: Path, *, key: str) -> dict[str, Any]:
         f"transformers. Give the folder that save_pretrained wrote, or that "
         f"'hf download NAME --local-dir DIR' wrote.",
     )
+
+
+def has_adapter(folder: Path) -> bool:
+    """Return whether a folder has an adapter of `peft`, instead of a model or beside it."""
+    return (folder / "adapter_config.json").is_file()
 
 
 def needs_remote_code(config: Mapping[str, Any], known: Collection[str] = ()) -> bool:
@@ -185,11 +198,8 @@ def _require_torch_file(path: Path, key: str) -> None:
 def _instead(folder: Path) -> str:
     """Return what a folder has instead of weights, and what to do."""
     expected = f"neither {SAFETENSORS_FILE} nor {TORCH_FILE}, nor an index of several files"
-    if (folder / "adapter_config.json").is_file():
-        return (
-            f"{expected}, but an adapter of peft. Give the folder of the model that it was trained "
-            f"for, or merge it: merge_and_unload, then save_pretrained, of peft."
-        )
+    if has_adapter(folder):
+        return f"{expected}, but {OF_ADAPTER}"
     others = sorted(path.name for kind in _OF_OTHERS for path in folder.glob(kind))
     if others:
         return (

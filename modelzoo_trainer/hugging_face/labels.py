@@ -35,3 +35,45 @@ def num_repeated(input_ids: Tensor, labels: Tensor, weights: Tensor | None) -> i
     differs = torch.zeros_like(counts)
     differs[:, 1:] = input_ids[:, 1:] != input_ids[:, :-1]
     return int(counts.sum().item()) if (differs & counts).any().item() else 0
+
+
+def num_next(input_ids: Tensor, labels: Tensor, mask: Tensor | None) -> int:
+    """Return at how many positions labels are the next tokens, if these are more than the others.
+
+    0 if at least as many labels are the tokens at their own positions.
+
+    Args:
+        input_ids: The tokens, in host memory.
+        labels: The labels; -100 does not count.
+        mask: 0 where a label does not count; None = all count.
+
+    Shapes:
+        input_ids, labels, mask: (B, T) integer.
+
+    Cost:
+        Reads values: not for use in a step.
+    """
+    counts = labels != _IGNORED
+    if mask is not None:
+        counts = counts & (mask != 0)
+    nexts = int((counts[:, :-1] & (labels[:, :-1] == input_ids[:, 1:])).sum().item())
+    return nexts if nexts > int((counts & (labels == input_ids)).sum().item()) else 0
+
+
+def begin_again(position_ids: Tensor, mask: Tensor | None) -> bool:
+    """Return whether positions begin again within a row, as those of packed documents do.
+
+    Args:
+        position_ids: The positions, in host memory.
+        mask: 0 for padding; None = there is none.
+
+    Shapes:
+        position_ids, mask: (B, T) integer.
+
+    Cost:
+        Reads values: not for use in a step.
+    """
+    begins = position_ids[:, 1:] <= position_ids[:, :-1]
+    if mask is not None:
+        begins = begins & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
+    return bool(begins.any().item())

@@ -207,3 +207,9 @@ def test_the_manifest_says_who_wrote_it_and_what_else_is_known(tmp_path):
         "metrics": {"loss": "nan", "accuracy": 0.5},
         "seeds": [1, 2],
     }
+
+
+def test_a_folder_of_an_adapter_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(CheckpointError, match=r"has an adapter of peft.*merge_and_unload"):
+        checkpointing.read_manifest(tmp_path)

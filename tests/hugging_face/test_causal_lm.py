@@ -61,7 +61,7 @@ def test_packed_documents_with_eager_attention(model_type: str) -> None:
 def test_packed_documents_are_refused_where_they_would_be_mixed() -> None:
     config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 99}
     model = HfCausalLm(config=config)
-    with pytest.raises(ConfigError, match=r"attention_span .*'bloom'.*Switch packing off"):
+    with pytest.raises(ConfigError, match=r"attention_span .*'bloom'.*switch packing off"):
         model.logits(**packed(documents()))
 
 
@@ -206,6 +206,11 @@ def test_generation_with_and_without_cache_is_the_same() -> None:
             "config_overrides.n",
         ),
         ({"config": config_of("gemma2"), "attn_implementation": "sdpa"}, "set eager"),
+        ({"config": {**config_of("llama"), "return_dict": False}}, "return_dict is false"),
+        (
+            {"config": {**config_of("llama"), "pad_token_id": 10**6}},
+            r"config: .*Padding_idx.*Set pad_token_id to a token below vocab_size",
+        ),
         ({"config": config_of("llama"), "attn_implementation": "sdpaa"}, "attn_implementation"),
     ],
 )

@@ -52,6 +52,12 @@ def test_folder_without_config_is_named(tmp_path: Path) -> None:
         folders.read_config(tmp_path, key=KEY)
 
 
+def test_folder_of_an_adapter_is_named(tmp_path: Path) -> None:
+    _write(tmp_path / "adapter_config.json", {})
+    with pytest.raises(ConfigError, match=rf"^{KEY}: .* has an adapter of peft.*merge_and_unload"):
+        folders.read_config(tmp_path, key=KEY)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
 def test_broken_config_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text, encoding="latin-1")

@@ -56,6 +56,76 @@ def test_a_model_without_labels_has_no_loss() -> None:
     assert list(model({"input_ids": TOKENS})) == ["logits"]
 
 
+T5: dict[str, Any] = {
+    "model_type": "t5",
+    "vocab_size": 100,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 16,
+    "num_layers": 1,
+    "num_heads": 2,
+}
+
+
+def test_an_encoder_with_a_decoder_is_made_from_settings() -> None:
+    first = {"decoder_start_token_id": 0}
+    model = HfModel(auto_class="AutoModelForSeq2SeqLM", config={**T5, **first}).eval()
+    again = HfModel(auto_class="AutoModelForSeq2SeqLM", config=T5, config_overrides=first)
+    outputs = model({"input_ids": TOKENS, "labels": TOKENS})
+    assert outputs["num_items"] == TOKENS.numel()
+    assert torch.isfinite(outputs["loss"])
+    assert again.config.decoder_start_token_id == 0
+    with pytest.raises(
+        ConfigError, match=r"decoder_start_token_id is missing .*pad_token_id \(0\)"
+    ):
+        HfModel(auto_class="AutoModelForSeq2SeqLM", config=T5)
+
+
+def test_pixels_without_a_class_do_not_count() -> None:
+    config = {"model_type": "segformer", "num_encoder_blocks": 1, "depths": [1], "num_labels": 3}
+    config |= {"sr_ratios": [1], "hidden_sizes": [8], "patch_sizes": [3], "strides": [2]}
+    config |= {"num_attention_heads": [1], "mlp_ratios": [1], "decoder_hidden_size": 8}
+    model = HfModel(auto_class="AutoModelForSemanticSegmentation", config=config)
+    labels = torch.full((2, 8, 8), 255, dtype=torch.uint8)
+    labels[:, 0, :3] = 1
+    batch = {"pixel_values": torch.rand(2, 3, 8, 8), "labels": labels}
+    assert model(batch)["num_items"] == 6
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_integers_as_labels_that_are_numbers(problem: str) -> None:
+    num = 3 if problem.startswith("multi") else 1
+    config = {**BERT, "num_labels": num, "problem_type": problem}
+    model = HfModel(auto_class="AutoModelForSequenceClassification", config=config).eval()
+    labels = torch.arange(3 * num).view(3, num).squeeze(-1) % 2
+    found = model({"input_ids": TOKENS, "labels": labels})
+    assert "accuracy" not in found
+    assert torch.equal(
+        found["loss"], model({"input_ids": TOKENS, "labels": labels.float()})["loss"]
+    )
+
+
+def test_a_regression_has_no_accuracy() -> None:
+    model = HfModel(
+        auto_class="AutoModelForSequenceClassification", config={**BERT, "num_labels": 1}
+    ).eval()
+    assert "accuracy" not in model({"input_ids": TOKENS, "labels": torch.tensor([0, 1, 2])})
+
+
+@pytest.mark.parametrize(
+    ("adapters", "message"),
+    [
+        ({"peft_type": "ADALORA", "total_step": 9}, "ADALORA changes ranks .*Use LORA"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices .* Remove it"),
+        ({"layer_replication": [[0, 1], [0, 1]]}, "layer_replication .* Remove it"),
+    ],
+)
+def test_adapters_that_do_not_work_are_refused(adapters: dict[str, Any], message: str) -> None:
+    pytest.importorskip("peft", reason="needs peft")
+    with pytest.raises(ConfigError, match=message):
+        HfModel.check_arguments(auto_class="AutoModel", config=BERT, peft_config=adapters)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -106,6 +106,15 @@ class Section:
         """Return a number."""
         return self._checked(key, self.take(key, default), (int, float), "a number", default)
 
+    def betas(self, key: str, default: list[float]) -> Any:
+        """Return a list of two numbers."""
+        value = self.take(key, default)
+        is_pair = isinstance(value, list) and len(value) == len(default)
+        if is_pair and all(type(one) in (int, float) for one in value):
+            return value
+        self._wrong(key, value, "a list of two numbers")
+        return default
+
     def inside(self, key: str, name: str | None = None) -> Section:
         """Return the mapping at a key; empty if it is null or absent."""
         return self._section(self.take(key, {}), self.where(key), name or self._path(key))

@@ -19,6 +19,10 @@ _BASE: Final = ".base_layer."
 _ORIGINAL: Final = ".original_module."
 _COPY: Final = re.compile(r"\.modules_to_save\.[^.]+\.")
 _DEFAULT_TYPE: Final = "LORA"
+_UNSUPPORTED: Final = {
+    "trainable_token_indices": "has rows of an embedding as adapters, which cannot be merged",
+    "layer_replication": "uses layers twice, which transformers cannot save",
+}
 
 
 def check_peft(given: Mapping[str, Any]) -> Any:
@@ -41,6 +45,11 @@ def check_peft(given: Mapping[str, Any]) -> Any:
             f"peft_config.peft_type: {kind!r} is not a kind of adapters of peft. "
             f"{suggest(str(kind), kinds)}"
         )
+    if kind.upper() == "ADALORA":
+        raise ConfigError(
+            "peft_config.peft_type: ADALORA changes ranks during training, which is not supported. "
+            "Use LORA."
+        )
     cls = kinds[kind.upper()]
     known = {one.name for one in fields(cls)}
     for key in given:
@@ -48,6 +57,8 @@ def check_peft(given: Mapping[str, Any]) -> Any:
             raise ConfigError(
                 f"peft_config.{key}: no such setting of {kind}. {suggest(str(key), known)}"
             )
+        if given[key] is not None and key in _UNSUPPORTED:
+            raise ConfigError(f"peft_config.{key} {_UNSUPPORTED[key]}. Remove it.")
     try:
         return cls(**{key: one for key, one in given.items() if key != "peft_type"})
     except (TypeError, ValueError) as error:

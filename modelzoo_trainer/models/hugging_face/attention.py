@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.masks import visible_keys
+from modelzoo_trainer.models.masks import POSITIONS_KEY, visible_keys
 
 FAMILIES: Final = frozenset(
     {
@@ -149,19 +149,27 @@ def spans_of_positions(position_ids: Tensor) -> Tensor:
     return ends - 1 - places
 
 
-def refuse_packing(config: Any) -> ConfigError:
-    """Return the error for packed documents that a model would not keep apart."""
+def refuse_packing(config: Any, key: str) -> ConfigError:
+    """Return the error for packed documents that a model would not keep apart.
+
+    Args:
+        config: Settings of the model.
+        key: Of the batch, which shows the documents: `attention_span` or `position_ids`.
+    """
+    off = "switch packing off in the data processor"
+    if key == POSITIONS_KEY:
+        off += f", or leave {key} out of the batch if each row is one document"
     implementation = config._attn_implementation
     if config.model_type in FAMILIES and implementation not in ("eager", "sdpa"):
         return ConfigError(
-            f"The batch has attention_span (packed documents), which attn_implementation "
+            f"The batch has {key} (packed documents), which attn_implementation "
             f"{implementation!r} does not keep apart. Set attn_implementation: sdpa or eager, or "
-            f"switch packing off in the data processor."
+            f"{off}."
         )
     return ConfigError(
-        f"The batch has attention_span (packed documents), but it is not known how "
-        f"{config.model_type!r} with these settings keeps documents apart. Switch packing off in "
-        f"the data processor, or use one of {', '.join(sorted(FAMILIES))}."
+        f"The batch has {key} (packed documents), but it is not known how {config.model_type!r} "
+        f"with these settings keeps documents apart. Use one of {', '.join(sorted(FAMILIES))}, or "
+        f"{off}."
     )
 
 

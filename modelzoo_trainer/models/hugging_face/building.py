@@ -14,6 +14,7 @@ from torch.nn import Module
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import transformers_library
 from modelzoo_trainer.models.hugging_face.adapters import add_adapters, check_peft
+from modelzoo_trainer.models.hugging_face.causality import check_causal
 from modelzoo_trainer.models.hugging_face.initializing import check_adapters_on_meta
 from modelzoo_trainer.models.hugging_face.settings import (
     FOLDER_KEY,
@@ -40,7 +41,7 @@ def check_settings(settings: HfSettings, auto_class: str) -> None:
     folder = settings.folder()
     if uses_remote_code(library, settings, folder):
         return  # its settings are code, too
-    _check_task(cls, auto_class, architecture(settings, folder))
+    _check_task(cls, auto_class, settings, architecture(settings, folder))
 
 
 def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Module:
@@ -62,7 +63,7 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
     _warn_of_code(settings, folder, is_remote=is_remote)
     config = architecture(settings, folder)
     if not is_remote:
-        _check_task(cls, auto_class, config)
+        _check_task(cls, auto_class, settings, config)
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
     if is_remote:
         options["trust_remote_code"] = True
@@ -118,13 +119,15 @@ def auto_class_of(library: Any, name: str) -> Any:
     return getattr(library, name)
 
 
-def _check_task(cls: Any, auto_class: str, config: Any) -> None:
+def _check_task(cls: Any, auto_class: str, settings: HfSettings, config: Any) -> None:
     if type(config) not in cls._model_mapping:
         where = FOLDER_KEY if auto_class == CAUSAL else "auto_class"
         raise ConfigError(
             f"{where}: {auto_class} has no model for the architecture {config.model_type!r}. Use "
             f"another auto_class (with name: hf_model), or another model."
         )
+    if auto_class == CAUSAL:
+        check_causal(config, "config_overrides" if settings.config is None else "config")
 
 
 def _is_planned() -> bool:
@@ -236,12 +239,14 @@ def _naming(settings: HfSettings) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
-        text = str(error)
+    except Exception as error:  # of many classes of the library
+        text = str(error) or type(error).__name__
         if "attention implementation" in text or "attn_implementation" in text:
             raise ConfigError(
                 f"attn_implementation: {settings.attn_implementation!r} does not work with this "
                 f"architecture ({text.splitlines()[0]}). Omit it, or set eager."
             ) from error
         where = "config" if settings.config is not None else FOLDER_KEY
+        if "Padding_idx" in text:
+            text += ". Set pad_token_id to a token below vocab_size, or to null"
         raise ConfigError(f"{where}: transformers cannot build the model: {text}") from error

@@ -14,7 +14,7 @@ from torch.nn import functional
 from modelzoo_trainer.constraints import Flag, NonNegative, NonNegativeSize, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import IGNORED_LABEL
-from modelzoo_trainer.hugging_face.labels import num_repeated
+from modelzoo_trainer.hugging_face.labels import begin_again, num_next, num_repeated
 from modelzoo_trainer.models.freezing import in_evaluation_mode
 from modelzoo_trainer.models.generation import draw_next, extend_tokens
 from modelzoo_trainer.models.hugging_face.attention import (
@@ -189,12 +189,17 @@ class HfCausalLm(TransformersModel):
         """Check the values of a batch in host memory, before the first step.
 
         Raises:
-            ConfigError: If the labels are the tokens themselves, although `shift_labels` is false.
+            ConfigError: If the labels are the tokens themselves, although `shift_labels` is false;
+                or the next tokens, although it is true; or if positions show packed documents,
+                which the architecture does not keep apart.
         """
         ids, labels = batch.get("input_ids"), batch.get("labels")
-        if self.shift_labels or ids is None or labels is None or ids.shape != labels.shape:
+        if ids is None or labels is None or ids.shape != labels.shape:
             return
         if torch._guards.detect_fake_mode([ids]) is not None:  # a plan: there are no values
+            return
+        if self.shift_labels:
+            self._check_shifted(batch)
             return
         num = num_repeated(ids, labels, batch.get("attention_mask"))
         if num:
@@ -205,6 +210,20 @@ class HfCausalLm(TransformersModel):
                 f"shifts itself, set shift_labels: true."
             )
 
+    def _check_shifted(self, batch: Mapping[str, Any]) -> None:
+        mask, positions = batch.get("attention_mask"), batch.get(POSITIONS_KEY)
+        rows = mask if mask is not None and mask.dim() == 2 else None
+        num = num_next(batch["input_ids"], batch["labels"], rows)
+        if num:
+            raise ConfigError(
+                f"labels are the next tokens at {num} positions of the first batch, as the data "
+                f"processors here make them, but shift_labels is true: the model would learn to "
+                f"predict the token after the next. Remove shift_labels."
+            )
+        is_checked = not self._makes_masks and (mask is None or rows is not None)
+        if is_checked and positions is not None and begin_again(positions, rows):
+            raise refuse_packing(self.config, POSITIONS_KEY)
+
     def _next_tokens(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         return {
             "position_ids": batch.get(POSITIONS_KEY),
@@ -213,11 +232,11 @@ class HfCausalLm(TransformersModel):
 
     def _shifted(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         mask, positions = batch.get("attention_mask"), batch.get(POSITIONS_KEY)
+        if not self._makes_masks and mask is None and positions is not None:
+            raise refuse_packing(self.config, POSITIONS_KEY)
         if not self._makes_masks or (mask is not None and mask.dim() != 2):
             return {"position_ids": positions, "attention_mask": mask}
-        spans = None
-        if mask is None and positions is not None:
-            spans = spans_of_positions(positions)
+        spans = None if positions is None else spans_of_positions(positions)
         padding = None if mask is None else (mask == 0).int()
         return {"position_ids": positions, "attention_span": spans, "padding": padding}
 
@@ -271,7 +290,9 @@ class HfCausalLm(TransformersModel):
             )
             given["past_key_values"] = NoCache()
         elif attention_span is not None or (position_ids is not None and not self.shift_labels):
-            raise refuse_packing(self.config)
+            raise refuse_packing(
+                self.config, SPAN_KEY if attention_span is not None else POSITIONS_KEY
+            )
         if attention_mask is not None:
             given["attention_mask"] = attention_mask
         return self.model(**given)

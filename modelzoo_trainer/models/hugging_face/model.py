@@ -17,6 +17,10 @@ from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, Ini
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 
 _OWN: Final = ("auto_class", "compute_eval_metrics")
+_SEQ2SEQ: Final = "AutoModelForSeq2SeqLM"
+_FLOAT_LABELS: Final = ("multi_label_classification", "regression")
+_PIXELS_DIM: Final = 3
+_IGNORED_KEY: Final = "semantic_loss_ignore_index"
 
 
 class HfModel(TransformersModel):
@@ -79,6 +83,7 @@ class HfModel(TransformersModel):
             trust_remote_code=trust_remote_code,
         )
         super().__init__(settings, auto_class, may_start_anew=True)
+        _require_first_token(auto_class, self.config)
         self.compute_eval_metrics = compute_eval_metrics
 
     @classmethod
@@ -108,11 +113,13 @@ class HfModel(TransformersModel):
         """Call the model with the batch as keyword arguments, and return its loss and logits.
 
         Args:
-            batch: Arguments of the model's forward; integers may have any size.
+            batch: Arguments of the model's forward; integers may have any size. With
+                `problem_type: multi_label_classification` or `regression`, labels may be integers.
 
         Returns:
             What the model returns by name, such as `loss` and `logits`; `num_items`, if labels are
-            per position: how many of them are not -100; in eval mode `accuracy`, of classes.
+            per position: how many of them count, that is, are not -100, or, of pixels, not
+            `semantic_loss_ignore_index` of the model; in eval mode `accuracy`, of classes.
 
         Shapes:
             loss, accuracy, num_items: (), float32. logits: (B, K) or (B, T, K).
@@ -130,17 +137,31 @@ class HfModel(TransformersModel):
                 f"data processor."
             )
         given = {key: _as_int64(value) for key, value in batch.items()}
+        if isinstance(given.get("labels"), Tensor) and self._has_float_labels:
+            given["labels"] = given["labels"].float()
         output = self.model(**given)
         outputs = {key: output[key] for key in ("loss", "logits") if key in output}
         labels, logits = given.get("labels"), outputs.get("logits")
         if not isinstance(labels, Tensor) or labels.is_floating_point():
             return outputs
         if labels.dim() > 1:
-            outputs["num_items"] = _counts(labels).sum(dtype=torch.float32)
+            counts = _counts(labels, self._ignored_label(labels))
+            outputs["num_items"] = counts.sum(dtype=torch.float32)
         has_classes = isinstance(logits, Tensor) and logits.shape[:-1] == labels.shape
+        has_classes = has_classes and outputs["logits"].shape[-1] > 1  # else a regression
         if self.compute_eval_metrics and not self.training and has_classes:
             outputs["accuracy"] = _accuracy(outputs["logits"], labels)
         return outputs
+
+    @property
+    def _has_float_labels(self) -> bool:
+        return getattr(self.config, "problem_type", None) in _FLOAT_LABELS
+
+    def _ignored_label(self, labels: Tensor) -> int:
+        """Return the label that does not count; that of pixels (B, H, W) is a setting."""
+        is_of_pixels = labels.dim() == _PIXELS_DIM and self.config.num_labels > 1
+        default = IGNORED_LABEL
+        return getattr(self.config, _IGNORED_KEY, default) if is_of_pixels else default
 
     def validation_means(
         self, outputs: Mapping[str, Any], batch: Mapping[str, Any]
@@ -150,6 +171,15 @@ class HfModel(TransformersModel):
             return {}
         num = _counts(batch["labels"]).sum(dtype=torch.float32)
         return {"accuracy": (outputs["accuracy"], num, None)}
+
+
+def _require_first_token(auto_class: str, config: Any) -> None:
+    if auto_class == _SEQ2SEQ and getattr(config, "decoder_start_token_id", None) is None:
+        raise ConfigError(
+            f"decoder_start_token_id is missing in the settings of {config.model_type!r}: the "
+            f"token that the decoder's input starts with. Set it in config or config_overrides; in "
+            f"T5 it is pad_token_id ({getattr(config, 'pad_token_id', None)})."
+        )
 
 
 def _refuse_language_models(auto_class: str) -> None:
@@ -168,8 +198,8 @@ def _as_int64(value: Any) -> Any:
     return value.long() if is_integer else value
 
 
-def _counts(labels: Tensor) -> Tensor:
-    return labels != IGNORED_LABEL
+def _counts(labels: Tensor, ignored: int = IGNORED_LABEL) -> Tensor:
+    return labels != ignored
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:

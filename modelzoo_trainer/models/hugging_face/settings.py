@@ -26,11 +26,15 @@ InitDevice = Literal["cpu", "meta"]
 
 # Keys that the library reads without a field of the class of settings.
 _OTHER_KEYS: Final = (
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
     "head_dim",
     "num_labels",
     "partial_rotary_factor",
     "rope_scaling",
     "rope_theta",
+    "tokenizer_class",
 )
 _INERT: Final = ("_name_or_path", "architectures", "model_type", "transformers_version")
 _OF_THE_MODEL: Final = {
@@ -115,6 +119,11 @@ def architecture(settings: HfSettings, folder: Path | None) -> Any:
     made = _made(library, settings) if folder is None else _read(library, settings, folder)
     if settings.config_overrides:
         made = _overridden(made, settings.config_overrides, "config_overrides")
+    if not getattr(made, "return_dict", True):
+        raise ConfigError(
+            "return_dict is false in the settings of the model, but its outputs are read by name. "
+            "Remove it, or set config_overrides: {return_dict: true}."
+        )
     return made
 
 

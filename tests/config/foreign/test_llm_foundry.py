@@ -261,6 +261,7 @@ def test_a_secret_is_not_shown(convert):
         ({"max_duration": "3 weeks"}, "max_duration: '3 weeks' is not a length of time"),
         ({"model": "{name: hf_t5}"}, "model.name: 'hf_t5' has no counterpart"),
         ({"precision": "int4"}, "precision: 'int4' is unknown"),
+        ({"optimizer": "{name: decoupled_adamw, lr: 1, betas: 3}"}, "optimizer.betas: expected"),
         ({"seed": "yes"}, "seed: expected an integer, got 'yes'"),
         ({"optimizer": "3"}, "optimizer: expected a mapping"),
         ({"scheduler": "{name: cosine_with_warmup, t_warmup: soon}"}, "scheduler.t_warmup"),
@@ -275,3 +276,14 @@ def test_an_invalid_value_is_refused_with_its_key(convert, values, said):
 def test_a_file_without_a_section_that_it_needs_is_refused(convert):
     with pytest.raises(ConfigError, match="optimizer: is missing"):
         convert(changed(SMALL, optimizer=""))
+
+
+def test_a_gated_layer_has_the_gelu_of_the_file(convert):
+    text = Path(__file__).with_name("llm_foundry_pretrain.yaml").read_text()
+    (old,) = re.findall(r"^  ffn_config:.*\n(?:    .*\n)*", text, flags=re.MULTILINE)
+    for approximate, name in (("tanh", "geglu_new"), ("none", "geglu")):
+        act = f"{{name: gelu, approximate: {approximate}}}"
+        new = f"  ffn_config: {{ffn_type: mptglu, ffn_act_fn: {act}}}\n"
+        trainer, findings = convert(text.replace(old, new), steps_per_epoch=100)
+        assert trainer["init"]["model"]["nonlinearity"] == name
+        assert not [one for one in findings.of(Kind.DIFFERENT) if "approximate" in one.path]

@@ -232,3 +232,24 @@ def test_an_invalid_value_is_refused_with_its_key(convert, values, said):
     with pytest.raises(ConfigError) as refused:
         convert(changed(SMALL, **values))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("{lr: 1.0e-3}", "optimizer._component_: missing"),
+        ("{_component_: torch.optim.AdamW, betas: 3}", "optimizer.betas: expected a list of two"),
+    ],
+)
+def test_an_optimizer_without_a_class_or_with_other_betas_is_refused(convert, optimizer, message):
+    with pytest.raises(ConfigError, match=message):
+        convert(changed(SMALL, optimizer=optimizer))
+
+
+def test_validation_that_torchtune_would_not_run_is_listed(convert):
+    data = "{_component_: torchtune.datasets.text_completion_dataset, source: ./data}"
+    _, findings = convert(changed(SMALL, dataset_val=data))
+    listed = [one for one in findings.of(Kind.DIFFERENT) if one.path == "dataset_val"]
+    assert "run_val_every_n_steps" in listed[0].why
+    _, findings = convert(changed(SMALL, dataset_val=data, run_val_every_n_steps=5))
+    assert not [one for one in findings.of(Kind.DIFFERENT) if one.path == "dataset_val"]

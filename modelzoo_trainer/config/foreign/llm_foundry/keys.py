@@ -322,8 +322,7 @@ _LOGGING: Final = {
     "callbacks.generate_callback.use_cache": no_effect("keys and values are always cached."),
     "callbacks.generate_callback.*": absent("GenerateText has no such option."),
     "callbacks.hf_checkpointer": absent(
-        "no folder of Hugging Face is written in a run. Write the weights with `modelzoo-trainer "
-        "checkpoint export`, or the folder with save_pretrained of the model in Python."
+        "add the callback HuggingFaceCheckpoint, with `steps`; it writes at the end by default."
     ),
     "callbacks.nan_monitor": moved("`CheckLoss`, which every file has"),
     "callbacks.kill_loss_spike": absent(

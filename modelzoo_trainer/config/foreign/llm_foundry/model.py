@@ -161,9 +161,7 @@ class _Mpt:
             name = "gelu"
         tanh = activation.text("approximate", "none") == "tanh"
         if kind == "mptglu":
-            if tanh:
-                activation.differs("approximate", "geglu has the exact GELU.")
-            name = _GATED[name]
+            name = "geglu_new" if name == "gelu" and tanh else _GATED[name]
         elif name == "gelu" and tanh:
             name = "gelu_new"
         size = feed_forward.integer("ffn_hidden_size")

@@ -8,6 +8,11 @@ from modelzoo_trainer.config.foreign.section import Key, absent, moved, no_effec
 
 _TE: Final = "there is no Transformer Engine here."
 
+_QK_NORM: Final = (
+    "queries and keys have no such normalization; attention_qk_norm of the model normalizes each "
+    "head of them."
+)
+
 _HF: Final = {
     "hf.name": moved("`name: hf_causal_lm`"),
     "hf.pretrained_model_name_or_path": moved("`pretrained_model_name_or_path`"),
@@ -91,8 +96,8 @@ _MPT: Final = {
     ),
     "mpt.attn_config.attn_logit_softcapping": moved("`attention_logit_softcapping`"),
     "mpt.attn_config.softmax_scale": absent("products are divided by the root of the head size."),
-    "mpt.attn_config.qk_ln": absent("queries and keys are not normalized.", False),
-    "mpt.attn_config.qk_gn": absent("queries and keys are not normalized.", False),
+    "mpt.attn_config.qk_ln": absent(_QK_NORM, False),
+    "mpt.attn_config.qk_gn": absent(_QK_NORM, False),
     "mpt.attn_config.clip_qkv": absent("queries, keys and values are not clipped."),
     "mpt.attn_config.prefix_lm": absent("attention is causal.", False),
     "mpt.attn_config.fused_qkv": no_effect("results are the same."),

@@ -35,7 +35,7 @@ def convert_optimizer(root: Section) -> dict[str, Any] | None:
         return {"AdamW": {"lr": section.number("lr", 1e-3)}}
     kind, betas, eps, decay = _OPTIMIZERS[name]
     lr = section.number("lr", 1e-3)
-    arguments = {"lr": float(lr), "betas": section.take("betas", betas)}
+    arguments = {"lr": float(lr), "betas": section.betas("betas", betas)}
     if kind == "AdamW":
         arguments["eps"] = float(section.number("eps", eps))
         if section.flag("amsgrad", False):

@@ -27,6 +27,7 @@ _ADAMW: Final = {
     "AdamWFp8": "states have 8 bits there, the dtype of the weights here.",
 }
 """Optimizers that are AdamW, with what differs."""
+_ADAMW_PATH: Final = "torch.optim.AdamW"
 _KERNELS: Final = ("fused", "foreach", "_component_", "lr")
 
 
@@ -132,7 +133,11 @@ class _Conversion:
 
     def _optimizer(self) -> dict[str, Any]:
         section = self._root.inside("optimizer")
-        path = str(section.text("_component_"))
+        path = str(section.text("_component_", _ADAMW_PATH))
+        if "_component_" not in section:
+            self._root.findings.mistake(
+                f"{section.where('_component_')}: missing. Give a class, such as {_ADAMW_PATH}."
+            )
         name = path.rpartition(".")[2]
         lr = float(section.number("lr", 1e-3))
         if name not in _ADAMW:
@@ -148,7 +153,7 @@ class _Conversion:
         self._note_decay(section, decay)
         arguments = {
             "lr": lr,
-            "betas": section.take("betas", [0.9, 0.999]),
+            "betas": section.betas("betas", [0.9, 0.999]),
             "eps": float(section.number("eps", 1e-8)),
             "weight_decay": float(decay),
         }
@@ -235,7 +240,11 @@ class _Conversion:
         accumulated = root.integer("gradient_accumulation_steps", 1)
         loop["grad_accum_steps"] = accumulated if accumulated > 1 else None
         if "dataset_val" in root:
-            loop["eval_frequency"] = root.integer("run_val_every_n_steps") or "epoch"
+            every = root.integer("run_val_every_n_steps")
+            if not every:
+                why = "torchtune never uses it without run_val_every_n_steps; here each epoch does."
+                root.differs("dataset_val", why)
+            loop["eval_frequency"] = every or "epoch"
             loop["eval_steps"] = root.integer("max_val_batches")
         return _filled(loop)
 
@@ -259,9 +268,8 @@ class _Conversion:
             self._callbacks.append({"KeepNCheckpoints": {"n": keep}})
         if saver.text("output_dir") is not None:
             why = (
-                "no folder of Hugging Face is written in a run. Write the weights of a checkpoint "
-                "with `modelzoo-trainer checkpoint export`, or the folder with save_pretrained of "
-                "the model in Python."
+                "only checkpoints of the trainer are written. Add the callback "
+                "HuggingFaceCheckpoint for folders of Hugging Face."
             )
             saver.differs("output_dir", why)
         return checkpoint
