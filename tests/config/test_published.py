@@ -475,7 +475,7 @@ def test_a_key_that_is_not_supported_has_its_type_and_its_suggestion():
     assert "Did you mean 'use_sink_token'?" in second
 
 
-WITHOUT_INERT = ("fc_mnist", "dino", "generic_image_encoders")
+WITHOUT_INERT = ("fc_mnist", "dino", "generic_image_encoders", "hf_causal_lm", "hf_model")
 
 
 OURS = {"attention_qk_norm"}  # options that the Model Zoo does not have
