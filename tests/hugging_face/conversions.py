@@ -93,8 +93,8 @@ def check_family(
 ) -> None:
     """Check a family on a model of transformers, in both directions.
 
-    Theirs -> ours: equal logits. Ours -> theirs: transformers loads it without a word, with equal
-    logits. Ours -> theirs -> ours: equal bits.
+    Theirs -> ours: equal logits. Ours -> theirs: transformers loads it without a warning, with
+    equal logits. Ours -> theirs -> ours: equal bits.
     """
     family = family_named(name, where="the test")
     model = randomized(model)

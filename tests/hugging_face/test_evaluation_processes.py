@@ -169,7 +169,7 @@ class Stops(ValidationCallback):
 
 
 def end_early(rank: int, folder: Path, out: Path) -> list[str]:
-    """Return what becomes of an evaluation that is stopped, and of one that is refused."""
+    """Return the outcomes of an evaluation that is stopped, and of one that is refused."""
     found = []
     for number, callbacks in enumerate(([harness(folder), Stops()], [harness(folder, tokens=48)])):
         trainer = Trainer(

@@ -68,14 +68,17 @@ def converted(name: str, folder: Path, *more: tuple[str, str]) -> Any:
     """Return a converted file with the folders that are here."""
     text, _ = convert_file(FILES / name, steps_per_epoch=200)
     places = [
-        (r"meta-llama/Llama-3\.2-1B|EleutherAI/gpt-neox-20b|/tmp/llama/", str(folder / "tiny")),
+        (
+            r"meta-llama/Llama-3\.2-1B|EleutherAI/gpt-neox-20b|\./weights/llama/",
+            str(folder / "tiny"),
+        ),
         (r"\./my-copy-c4", str(folder / "copy")),
         (r"mosaicml/dolly_hhrlhf|lvwerra/stack-exchange-paired|\./chats", str(folder / "data")),
         (r"\ba\.jsonl", str(folder / "data.jsonl")),
         (r"data_files: data\.jsonl", f"data_files: {folder}/data.jsonl"),
         (r"\./data/", str(folder / "data")),
         (r"split: test", "split: train"),
-        (r"/tmp/torchtune", str(folder / "out")),
+        (r"\./runs/torchtune", str(folder / "out")),
         *more,
     ]
     for pattern, place in places:

@@ -48,7 +48,7 @@ class EncodingSettings:
         max_sequence_length: S.
         packing: Whether a row has several documents, which do not attend to each other.
         min_sequence_length: Documents with fewer tokens are skipped.
-        truncation: What becomes of documents that are too long.
+        truncation: What to do with documents that are too long.
         max_prompt_length: Of preferences that are too long, the tokens that the prompt keeps.
         separator: Between a prompt and its response, without a chat template.
         chat_template: Text of the template; None = the task has none.

@@ -97,7 +97,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         chat_template: `tokenizer` for its own, `chatml`, a Jinja file, or the text of a template;
             default: the tokenizer's for `chat` and `preference`, none for `instruction`.
         separator: Text between a prompt and its response, for `instruction` without a template.
-        truncation: What becomes of chats and instructions with more than `max_sequence_length`
+        truncation: What to do with chats and instructions of more than `max_sequence_length`
             tokens: `skip`, or cut the longest prompts at their start (`keep_end`) or end
             (`keep_start`), then the answers at their end.
         max_prompt_length: For `preference`: tokens that the prompt keeps, at its end, in rows that
