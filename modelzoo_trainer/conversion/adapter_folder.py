@@ -19,8 +19,8 @@ from modelzoo_trainer.checkpointing.weights_folder import (
     num_bytes_of,
     write_tensors,
 )
-from modelzoo_trainer.conversion.adapters import LoraLayer, Part
-from modelzoo_trainer.conversion.engine import Source
+from modelzoo_trainer.conversion.adapters import LoraLayer
+from modelzoo_trainer.conversion.engine import PartOf, Source
 from modelzoo_trainer.conversion.tokenizer_files import GENERATION, TokenizerFiles
 from modelzoo_trainer.conversion.transformers_model import FSDP, TheirModel
 from modelzoo_trainer.errors import ConfigError
@@ -147,7 +147,7 @@ def plan_adapters(
     Raises:
         ConfigError: As `adapter_settings`.
     """
-    part = Part(source, model.prefix)
+    part = PartOf(source, model.prefix)
     names = PlainNames(part.names())
     adapters = "|".join(sorted({re.escape(one.adapter) for one in layers.values()}))
     ending = re.compile(rf"\.(?:{adapters})(?=\.|$)")

@@ -202,27 +202,3 @@ class MergedAdapters:
         added = (right @ left) * layer.scaling
         is_transposed = layer.is_transposed or "lora_embedding" in first
         return (value.to(wide) + (added.T if is_transposed else added)).to(value.dtype)
-
-
-class Part:
-    """The tensors of a source whose names begin with a prefix, without it."""
-
-    def __init__(self, source: Source, prefix: str) -> None:
-        self._source, self._prefix = source, prefix
-
-    def names(self) -> list[str]:
-        """Return the names of all tensors."""
-        length = len(self._prefix)
-        return [one[length:] for one in self._source.names() if one.startswith(self._prefix)]
-
-    def shape(self, name: str) -> Shape:
-        """Return the shape of a tensor."""
-        return self._source.shape(self._prefix + name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor."""
-        return self._source.dtype(self._prefix + name)
-
-    def read(self, name: str) -> Tensor:
-        """Return a tensor on the host."""
-        return self._source.read(self._prefix + name)

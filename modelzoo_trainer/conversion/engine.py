@@ -253,11 +253,7 @@ def plan_ours(
         CheckpointError: If a tensor is missing, has another shape, or is not expected.
     """
     _check_covered(rules, shapes)
-    expected: dict[str, Shape] = {}
-    for rule in rules:
-        if rule.ours:
-            ours = tuple(shapes[name] for name in rule.ours)
-            expected |= zip(rule.theirs, rule.their_shapes(ours), strict=True)
+    expected = _their_shapes(rules, shapes)
     names = _names_in(source, expected, family.base_prefix)
     dropped = {*_matching(names, family.dropped), *_made_again(rules)}
     is_tied = family.head not in expected
@@ -286,13 +282,20 @@ def plan_named_as_ours(
         CheckpointError: If a tensor is missing, has another shape, or is not expected.
     """
     _check_covered(rules, shapes)
-    expected: dict[str, Shape] = {}
-    for rule in rules:
-        ours = tuple(shapes[name] for name in rule.ours)
-        expected |= zip(rule.theirs, rule.their_shapes(ours), strict=True)
+    expected = _their_shapes(rules, shapes)
     names = {name: name for name in source.names()}
     _check_names(source, expected, names, ignored=ignored, where=where)
     return _planned_ours(rules, source, shapes, names, dtype)
+
+
+def _their_shapes(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the shapes of the tensors there that rules make of ours."""
+    found: dict[str, Shape] = {}
+    for rule in rules:
+        if rule.ours:
+            ours = tuple(shapes[name] for name in rule.ours)
+            found |= zip(rule.theirs, rule.their_shapes(ours), strict=True)
+    return found
 
 
 def _planned_ours(

@@ -22,8 +22,8 @@ from modelzoo_trainer.checkpointing.weights_folder import (
     write_tensors,
     write_text,
 )
-from modelzoo_trainer.conversion.adapters import LoraLayer, MergedAdapters, Part
-from modelzoo_trainer.conversion.engine import Source
+from modelzoo_trainer.conversion.adapters import LoraLayer, MergedAdapters
+from modelzoo_trainer.conversion.engine import PartOf, Source
 from modelzoo_trainer.conversion.tokenizer_files import (
     GENERATION,
     TokenizerFiles,
@@ -170,7 +170,7 @@ def plan_transformers(
             f"{where}: the weights of {type(module).__name__} are quantized; these are not "
             f"exported. Call save_pretrained of the model instead."
         )
-    merged = MergedAdapters(Part(source, model.prefix), layers, where=where)
+    merged = MergedAdapters(PartOf(source, model.prefix), layers, where=where)
     own = _shapes_of(module)
     left_out = _repeated(module, merged)
     _check(own, merged, left_out, where)

@@ -27,9 +27,7 @@ def num_repeated(input_ids: Tensor, labels: Tensor, weights: Tensor | None) -> i
     Cost:
         Reads values: not for use in a step.
     """
-    counts = labels != _IGNORED
-    if weights is not None:
-        counts = counts & (weights != 0)
+    counts = _counted(labels, weights)
     if not counts.any().item() or (counts & (input_ids != labels)).any().item():
         return 0
     differs = torch.zeros_like(counts)
@@ -53,9 +51,7 @@ def num_next(input_ids: Tensor, labels: Tensor, mask: Tensor | None) -> int:
     Cost:
         Reads values: not for use in a step.
     """
-    counts = labels != _IGNORED
-    if mask is not None:
-        counts = counts & (mask != 0)
+    counts = _counted(labels, mask)
     nexts = int((counts[:, :-1] & (labels[:, :-1] == input_ids[:, 1:])).sum().item())
     return nexts if nexts > int((counts & (labels == input_ids)).sum().item()) else 0
 
@@ -77,3 +73,8 @@ def begin_again(position_ids: Tensor, mask: Tensor | None) -> bool:
     if mask is not None:
         begins = begins & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
     return bool(begins.any().item())
+
+
+def _counted(labels: Tensor, weights: Tensor | None) -> Tensor:
+    counts = labels != _IGNORED
+    return counts if weights is None else counts & (weights != 0)

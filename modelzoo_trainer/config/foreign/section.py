@@ -8,6 +8,7 @@ from typing import Any
 
 from modelzoo_trainer.annotations import describe
 from modelzoo_trainer.config.foreign.findings import Findings, Kind
+from modelzoo_trainer.config.foreign.interpolation import is_named
 from modelzoo_trainer.errors import suggest
 
 
@@ -146,6 +147,18 @@ class Section:
         self._read.add(key)
         return self._values[key]
 
+    def drop_named(self, named: set[str], known: Keys) -> None:
+        """Take the keys that only references use, as files of older versions have them.
+
+        Args:
+            named: The paths that references name.
+            known: Keys that are converted nevertheless.
+        """
+        for key in self:
+            if is_named(str(key), named) and str(key) not in known:
+                why = "its value was inserted where the file refers to it."
+                self.findings.add(Kind.NO_EFFECT, str(key), self.drop(key), why)
+
     def rest(self) -> dict[Any, Any]:
         """Return the keys that were not read, which count as read now."""
         left = {key: one for key, one in self._values.items() if key not in self._read}
@@ -205,6 +218,11 @@ class Section:
 
     def _wrong(self, key: str, value: Any, what: str) -> None:
         self.findings.mistake(f"{self.where(key)}: expected {what}, got {describe(value)}.")
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a mapping without what is not set."""
+    return {key: value for key, value in values.items() if value not in (None, {}, [])}
 
 
 def _is_one_of(value: Any, others: tuple[Any, ...]) -> bool:

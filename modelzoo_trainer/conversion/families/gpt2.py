@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from modelzoo_trainer.conversion.family import Family
@@ -54,12 +55,15 @@ SUMMARY_KEYS: Final = tuple(
 """Keys of other heads than that of a language model."""
 
 
-def _settings_of(config: ConfigReader) -> dict[str, Any]:
+def common_settings(config: ConfigReader, activation: str) -> dict[str, Any]:
+    """Return the settings that gpt2 and gpt_bigcode have alike.
+
+    `activation`: that of a file without the key.
+    """
     size = config.integer("n_embd", alias="hidden_size")
-    act = config.text("activation_function", "gelu_new")
+    act = config.text("activation_function", activation)
     if act not in ACTIVATIONS:
         config.refuse("activation_function", f"supported: {', '.join(ACTIVATIONS)}")
-    config.expect("reorder_and_upcast_attn", False, True)  # only the precision of the scores
     config.ignore("n_ctx", *SUMMARY_KEYS)
     settings = {
         "vocab_size": config.integer("vocab_size"),
@@ -84,41 +88,55 @@ def _settings_of(config: ConfigReader) -> dict[str, Any]:
     }
     if not config.flag("scale_attn_weights", True):
         settings["attention_type"] = "dot_product"
+    return settings
+
+
+def common_config(settings: SettingsReader, activations: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keys of config.json that gpt2 and gpt_bigcode have alike.
+
+    `activations`: the nonlinearity there for that here.
+    """
+    settings.expect("position_embedding_type", "learned")
+    settings.expect("norm_type", "layernorm")
+    settings.expect("use_bias_in_output", False)
+    for name in ("projection_bias_in_attention", "ffn_bias_in_attention", "ffn_bias"):
+        settings.expect(f"use_{name}", True)
+    settings.expect_no_experts()
+    settings.expect("embeddings_scale", 1.0)
+    settings.expect_plain_logits()
+    is_scaled = settings.expect_plain_or_unscaled_scores()
+    return {
+        "n_embd": settings.take("hidden_size"),
+        "n_layer": settings.take("num_hidden_layers"),
+        "n_head": settings.take("num_heads"),
+        "n_inner": settings.take("filter_size"),
+        "n_positions": settings.take("max_position_embeddings"),
+        "layer_norm_epsilon": settings.take("layer_norm_epsilon"),
+        "activation_function": settings.look_up("nonlinearity", activations),
+        "tie_word_embeddings": settings.take("share_embedding_weights"),
+        "resid_pdrop": settings.take("dropout_rate"),
+        "embd_pdrop": settings.dropout("embedding_dropout_rate"),
+        "attn_pdrop": settings.dropout("attention_dropout_rate"),
+        "scale_attn_weights": is_scaled,
+        "initializer_range": settings.take("initializer_range"),
+        "use_cache": True,
+    }
+
+
+def _settings_of(config: ConfigReader) -> dict[str, Any]:
+    config.expect("reorder_and_upcast_attn", False, True)  # only the precision of the scores
+    settings = common_settings(config, "gelu_new")
     if config.flag("scale_attn_by_inverse_layer_idx", False):
         settings["scale_qk_dot_by_layer_idx"] = True
     return settings
 
 
 def _config_of(settings: SettingsReader) -> dict[str, Any]:
-    settings.expect("position_embedding_type", "learned")
-    settings.expect("norm_type", "layernorm")
-    settings.expect("use_bias_in_output", False)
-    for name in ("projection_bias_in_attention", "ffn_bias_in_attention", "ffn_bias"):
-        settings.expect(f"use_{name}", True)
     if settings.num_kv_groups() != settings.take("num_heads"):
         settings.refuse("extra_attention_params")
-    settings.expect_no_experts()
-    settings.expect("embeddings_scale", 1.0)
-    settings.expect_plain_logits()
-    is_scaled = settings.expect_plain_or_unscaled_scores()
-    length = settings.take("max_position_embeddings")
-    return {
-        "n_embd": settings.take("hidden_size"),
-        "n_layer": settings.take("num_hidden_layers"),
-        "n_head": settings.take("num_heads"),
-        "n_inner": settings.take("filter_size"),
-        "n_positions": length,
-        "n_ctx": length,
-        "layer_norm_epsilon": settings.take("layer_norm_epsilon"),
-        "activation_function": settings.look_up("nonlinearity", PLAIN_ACTIVATIONS),
-        "tie_word_embeddings": settings.take("share_embedding_weights"),
-        "resid_pdrop": settings.take("dropout_rate"),
-        "embd_pdrop": settings.dropout("embedding_dropout_rate"),
-        "attn_pdrop": settings.dropout("attention_dropout_rate"),
-        "scale_attn_weights": is_scaled,
+    return common_config(settings, PLAIN_ACTIVATIONS) | {
+        "n_ctx": settings.take("max_position_embeddings"),
         "scale_attn_by_inverse_layer_idx": settings.take("scale_qk_dot_by_layer_idx"),
-        "initializer_range": settings.take("initializer_range"),
-        "use_cache": True,
     }
 
 

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from modelzoo_trainer.config.foreign.duration import Duration, Run, read_duration
 from modelzoo_trainer.config.foreign.findings import Findings, Kind
-from modelzoo_trainer.config.foreign.interpolation import is_named
 from modelzoo_trainer.config.foreign.llm_foundry.data import Data
 from modelzoo_trainer.config.foreign.llm_foundry.keys import COMMON
 from modelzoo_trainer.config.foreign.llm_foundry.model import convert_model
@@ -21,7 +20,7 @@ from modelzoo_trainer.config.foreign.llm_foundry.optimization import (
     convert_optimizer,
     convert_scheduler,
 )
-from modelzoo_trainer.config.foreign.section import Section
+from modelzoo_trainer.config.foreign.section import Section, filled
 
 NAME: Final = "llm-foundry"
 _REQUIRED: Final = ("model", "optimizer", "train_loader", "max_duration")
@@ -100,11 +99,11 @@ class _Conversion:
         init["loggers"] = convert_loggers(root)
         init["progress"] = self._progress()
         init["seed"] = root.integer("seed")
-        self._drop_named()
+        root.drop_named(self._named, COMMON)
         root.list_rest()
         validation = self._data.validation
         fit = {"train_dataloader": self._data.train, "val_dataloader": validation}
-        trainer = {"init": _filled(init), "fit": _filled(fit)}
+        trainer = {"init": filled(init), "fit": filled(fit)}
         if isinstance(validation, dict):
             trainer["validate"] = {"val_dataloader": validation}
         elif validation:
@@ -120,13 +119,6 @@ class _Conversion:
                 f"{key}: {value!r} is not a length of time, such as 2ep, 100ba or 1000000tok."
             )
         return time
-
-    def _drop_named(self) -> None:
-        """Take the keys that only references use, as files of older versions have them."""
-        for key in self._root:
-            if is_named(str(key), self._named) and str(key) not in COMMON:
-                why = "its value was inserted where the file refers to it."
-                self._findings.add(Kind.NO_EFFECT, str(key), self._root.drop(key), why)
 
     def _backend(self) -> dict[str, Any]:
         root = self._root
@@ -323,8 +315,3 @@ class _Conversion:
 
 def _dtype(value: Any) -> str | None:
     return next((name for name, others in _DTYPES.items() if value in others), None)
-
-
-def _filled(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a mapping without what is not set."""
-    return {key: value for key, value in values.items() if value not in (None, {}, [])}

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.config.foreign.duration import tidy
 from modelzoo_trainer.config.foreign.findings import Findings, Kind
-from modelzoo_trainer.config.foreign.interpolation import is_named
-from modelzoo_trainer.config.foreign.section import Section
+from modelzoo_trainer.config.foreign.section import Section, filled
 from modelzoo_trainer.config.foreign.torchtune.data import convert_dataset
 from modelzoo_trainer.config.foreign.torchtune.keys import KEYS
 from modelzoo_trainer.config.foreign.torchtune.model import convert_model, folder_of
@@ -88,9 +87,9 @@ class _Conversion:
         init["loggers"] = self._loggers()
         init["seed"] = root.integer("seed")
         fit = {"train_dataloader": self._train(), "val_dataloader": self._validation()}
-        self._drop_named()
+        root.drop_named(self._named, KEYS)
         root.list_rest()
-        trainer = {"init": _filled(init), "fit": _filled(fit)}
+        trainer = {"init": filled(init), "fit": filled(fit)}
         if fit["val_dataloader"]:
             trainer["validate"] = {"val_dataloader": fit["val_dataloader"]}
         return trainer
@@ -246,7 +245,7 @@ class _Conversion:
                 root.differs("dataset_val", why)
             loop["eval_frequency"] = every or "epoch"
             loop["eval_steps"] = root.integer("max_val_batches")
-        return _filled(loop)
+        return filled(loop)
 
     def _checkpoint(self) -> dict[str, Any]:
         root = self._root
@@ -313,7 +312,7 @@ class _Conversion:
         given = {ours: section.take(theirs) for theirs, ours in keys.items()}
         if "log_dir" not in keys:
             section.take("log_dir")
-        return [{kind: _filled(given)}]
+        return [{kind: filled(given)}]
 
     def _train(self) -> dict[str, Any]:
         root = self._root
@@ -336,13 +335,6 @@ class _Conversion:
         number = self._root.integer("num_workers")
         return {} if number is None else {"num_workers": number}
 
-    def _drop_named(self) -> None:
-        """Take the keys that only references use."""
-        for key in self._root:
-            if is_named(str(key), self._named) and str(key) not in KEYS:
-                why = "its value was inserted where the file refers to it."
-                self._findings.add(Kind.NO_EFFECT, str(key), self._root.drop(key), why)
-
 
 _LOGGERS: Final = {
     "wandblogger": (
@@ -357,8 +349,3 @@ _LOGGERS: Final = {
         | {"run_id": "run_id", "run_name": "run_name", "tags": "tags"},
     ),
 }
-
-
-def _filled(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a mapping without what is not set."""
-    return {key: value for key, value in values.items() if value not in (None, {}, [])}
