@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from importlib import import_module
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import Module
 
 from modelzoo_trainer.errors import ConfigError, suggest
 
+_ADAPTER: Final = "default"
 _BASE: Final = ".base_layer."
 _ORIGINAL: Final = ".original_module."
 _COPY: Final = re.compile(r"\.modules_to_save\.[^.]+\.")
@@ -68,6 +70,8 @@ def check_peft(given: Mapping[str, Any]) -> Any:
 def add_adapters(model: Module, given: Mapping[str, Any]) -> None:
     """Put adapters into a model, which keeps its class; only they are trained.
 
+    They are float32 with any type of the weights, as those of `get_peft_model` of `peft` are.
+
     Raises:
         ConfigError: As `check_peft`, or if no layer matches.
     """
@@ -77,10 +81,11 @@ def add_adapters(model: Module, given: Mapping[str, Any]) -> None:
     try:
         with warnings.catch_warnings():  # it corrects this setting itself
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
-            peft.inject_adapter_in_model(settings, model)
+            peft.inject_adapter_in_model(settings, model, _ADAPTER)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"peft_config: peft rejects it: {error}") from error
     del model.peft_config  # of peft, which nothing reads here
+    import_module("peft.tuners.tuners_utils").cast_adapter_dtype(model, _ADAPTER)
 
 
 class PlainNames:
