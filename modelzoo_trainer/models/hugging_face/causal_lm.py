@@ -20,6 +20,7 @@ from modelzoo_trainer.models.generation import draw_next, extend_tokens
 from modelzoo_trainer.models.hugging_face.attention import (
     NoCache,
     attention_masks,
+    has_expert_loss,
     makes_masks,
     refuse_packing,
     spans_of_positions,
@@ -225,10 +226,13 @@ class HfCausalLm(TransformersModel):
             raise refuse_packing(self.config, POSITIONS_KEY)
 
     def _next_tokens(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        return {
+        given: dict[str, Any] = {
             "position_ids": batch.get(POSITIONS_KEY),
             "attention_span": batch.get(SPAN_KEY),
         }
+        if has_expert_loss(self.config):
+            given["attention_mask"] = _before_padding(batch["labels"], batch.get("attention_mask"))
+        return given
 
     def _shifted(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         mask, positions = batch.get("attention_mask"), batch.get(POSITIONS_KEY)
@@ -357,3 +361,17 @@ class HfCausalLm(TransformersModel):
             return extend_tokens(
                 cast(Any, self), input_ids, max_new_tokens, draw, use_cache=use_cache
             )
+
+
+def _before_padding(labels: Tensor, weights: Tensor | None) -> Tensor:
+    """Return 1 up to the last position of each row that counts, and at the first one.
+
+    No position that counts sees the ones after it, so it does not matter what these are.
+
+    Shapes:
+        labels, weights: (B, T) integer. Returns: (B, T), int64.
+    """
+    counts = labels != IGNORED_LABEL
+    counts = counts if weights is None else counts & (weights != 0)
+    before = counts.long().flip(1).cummax(dim=1).values.flip(1)
+    return functional.pad(before[:, 1:], (1, 0), value=1)
