@@ -30,6 +30,7 @@ from modelzoo_trainer.models.hugging_face.settings import (
 )
 
 CAUSAL: Final = "AutoModelForCausalLM"
+_MASKED: Final = "AutoModelForMaskedLM"
 
 
 def check_settings(settings: HfSettings, auto_class: str) -> None:
@@ -134,6 +135,35 @@ def _check_task(cls: Any, auto_class: str, settings: HfSettings, config: Any) ->
         )
     if auto_class == CAUSAL:
         check_causal(config, "config_overrides" if settings.config is None else "config")
+    elif auto_class != _MASKED and _makes_a_language_model(cls, config):
+        refuse_language_model(
+            f"{auto_class}, which makes a language model of {config.model_type!r}"
+        )
+
+
+def _makes_a_language_model(cls: Any, config: Any) -> bool:
+    """Return whether a class makes the same model as that of language models, of text alone."""
+    language = transformers_library(FOLDER_KEY).AutoModelForCausalLM._model_mapping
+    is_same = (
+        type(config) in language and cls._model_mapping[type(config)] is language[type(config)]
+    )
+    return is_same and not type(config).sub_configs
+
+
+def refuse_language_model(auto_class: str) -> None:
+    """Raise the error for a class that makes language models in `hf_model`.
+
+    Args:
+        auto_class: The class, and what it makes.
+
+    Raises:
+        ConfigError: Always.
+    """
+    raise ConfigError(
+        f"auto_class is {auto_class}. Use name: hf_causal_lm for it, which knows packed documents, "
+        f"weights of tokens and generation; with shift_labels: true for batches of the collators "
+        f"of transformers."
+    )
 
 
 def _is_planned() -> bool:
