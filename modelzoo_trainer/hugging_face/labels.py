@@ -56,6 +56,23 @@ def num_next(input_ids: Tensor, labels: Tensor, mask: Tensor | None) -> int:
     return nexts if nexts > int((counts & (labels == input_ids)).sum().item()) else 0
 
 
+def mostly_next(input_ids: Tensor, labels: Tensor, mask: Tensor | None) -> bool:
+    """Return whether most of the labels that count are the next tokens.
+
+    Args:
+        input_ids: The tokens, in host memory.
+        labels: The labels; -100 does not count.
+        mask: 0 where a label does not count; None = all count.
+
+    Shapes:
+        input_ids, labels, mask: (B, T) integer.
+
+    Cost:
+        Reads values: not for use in a step.
+    """
+    return 2 * num_next(input_ids, labels, mask) > int(_counted(labels, mask).sum().item())
+
+
 def begin_again(position_ids: Tensor, mask: Tensor | None) -> bool:
     """Return whether positions begin again within a row, as those of packed documents do.
 

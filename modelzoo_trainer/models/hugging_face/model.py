@@ -12,7 +12,7 @@ from torch import Tensor
 from modelzoo_trainer.constraints import Flag, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import IGNORED_LABEL
-from modelzoo_trainer.hugging_face.labels import num_next
+from modelzoo_trainer.hugging_face.labels import mostly_next
 from modelzoo_trainer.models.hugging_face.building import (
     CAUSAL,
     check_settings,
@@ -221,8 +221,7 @@ def _are_next_tokens(ids: Any, labels: Any, mask: Any) -> bool:
     if torch._guards.detect_fake_mode([ids]) is not None:  # a plan: there are no values
         return False
     weights = mask if isinstance(mask, Tensor) and mask.shape == labels.shape else None
-    counts = _counts(labels) if weights is None else _counts(labels) & (weights != 0)
-    return 2 * num_next(ids, labels, weights) > int(counts.sum().item())
+    return mostly_next(ids, labels, weights)
 
 
 def _as_int64(value: Any) -> Any:
