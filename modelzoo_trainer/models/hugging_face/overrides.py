@@ -39,7 +39,7 @@ _OF_THE_MODEL: Final = {
 def overridden(config: Any, given: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
     """Return settings with changed values; a mapping changes only the keys that it has.
 
-    They are made anew, so that values that the library derives from others change, too.
+    They are made again, so that values that the library derives from others change, too.
 
     Args:
         config: The settings, of `transformers`.
