@@ -175,6 +175,25 @@ def test_overrides_change_only_what_they_name(folder: Path) -> None:
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt"])
+def test_padding_on_the_left_gives_the_loss_of_the_rows_alone(model_type: str) -> None:
+    opt = {"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 1, "ffn_dim": 64}
+    opt |= {"num_attention_heads": 4, "vocab_size": 100, "word_embed_proj_dim": 32}
+    torch.manual_seed(0)
+    config = opt if model_type == "opt" else config_of(model_type)
+    model = HfCausalLm(config=config, shift_labels=True).eval()
+    tokens = language_batch(num_rows=2)["input_ids"].long()
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    batch = {"input_ids": tokens, "attention_mask": mask}
+    batch["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    found = model(batch | {"labels": tokens.masked_fill(mask == 0, -100)})
+    alone = [tokens[:1, 3:], tokens[1:]]
+    sums = [model.model(input_ids=one, labels=one).loss * (one.numel() - 1) for one in alone]
+    assert found["num_items"] == 4 + 7
+    torch.testing.assert_close(found["loss"], torch.stack(sums).sum() / 11)
+
+
 EXPERTS = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
 
 

@@ -141,8 +141,8 @@ class HfCausalLm(TransformersModel):
                 `attention_mask` with the weight of each; it does not restrict attention. For packed
                 documents: `attention_span` with, for each key, the largest distance from which it
                 is seen, and `position_ids`. With `shift_labels`: `input_ids`, `labels` (the same,
-                -100 does not count), `attention_mask` with 0 for padding, which no token sees; or
-                `position_ids` that begin again with each document.
+                -100 does not count), `attention_mask` with 0 for padding, which no token sees and
+                which predicts none; or `position_ids` that begin again with each document.
 
         Returns:
             `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
@@ -250,7 +250,9 @@ class HfCausalLm(TransformersModel):
         if not self.shift_labels:
             return labels, batch.get("attention_mask")
         labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
-        counts = labels != IGNORED_LABEL
+        counts, mask = labels != IGNORED_LABEL, batch.get("attention_mask")
+        if mask is not None and mask.dim() == 2:
+            counts = counts & (mask != 0)  # padding on the left predicts nothing
         return labels.where(counts, 0), counts.int()
 
     def logits(
