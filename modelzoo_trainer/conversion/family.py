@@ -86,7 +86,13 @@ class Family:
         reader = ConfigReader(config, where, self.name)
         arguments = self.settings_of(reader)
         reader.finish()
-        self.model_class.check_arguments(**arguments)
+        try:
+            self.model_class.check_arguments(**arguments)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{where}: the decoder {self.model_name} of modelzoo_trainer cannot have these "
+                f"settings: {error} Use this model as it is, with model.name: hf_causal_lm."
+            ) from None
         return arguments
 
     def make_config(self, settings: DecoderSettings) -> dict[str, Any]:
