@@ -192,6 +192,25 @@ def test_batches_of_other_tasks_are_not_taken_for_those_of_language_models() -> 
     model.check_batch({"pixel_values": torch.rand(1, 3, 4, 4), "labels": torch.tensor([0])})
 
 
+def test_padding_that_a_decoder_does_not_know_is_refused() -> None:
+    task = "AutoModelForSequenceClassification"
+    tokens, mask = TOKENS.clone(), torch.ones_like(TOKENS)
+    tokens[0, 2:], mask[0, 2:] = 7, 0
+    batch = {"input_ids": tokens, "attention_mask": mask, "labels": torch.tensor([0, 1, 0])}
+    without = HfModel(auto_class=task, config=GPT2)
+    with pytest.raises(ConfigError, match=r"'gpt2' classifies the last token .*Set pad_token_id"):
+        without.check_batch(batch)
+    without.check_batch({key: one[:1] for key, one in batch.items()})
+    other = HfModel(auto_class=task, config=GPT2 | {"pad_token_id": 0})
+    with pytest.raises(ConfigError, match=r"pad_token_id \(0\), but .*Set pad_token_id \(7\)"):
+        other.check_batch(batch)
+    known = HfModel(auto_class=task, config=GPT2 | {"pad_token_id": 7}).eval()
+    known.check_batch(batch)
+    alone = known({"input_ids": tokens[:1, :2]})["logits"]
+    torch.testing.assert_close(known(batch)["logits"][:1], alone)
+    HfModel(auto_class=task, config=BERT).check_batch(batch)
+
+
 def test_batches_that_are_not_mappings_are_refused() -> None:
     model = HfModel(auto_class="AutoModel", config=BERT)
     with pytest.raises(ConfigError, match="mappings"):

@@ -12,7 +12,7 @@ from torch import Tensor
 from modelzoo_trainer.constraints import Flag, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import IGNORED_LABEL
-from modelzoo_trainer.hugging_face.labels import mostly_next
+from modelzoo_trainer.models.hugging_face.batches import check_batch
 from modelzoo_trainer.models.hugging_face.building import (
     CAUSAL,
     check_settings,
@@ -20,13 +20,11 @@ from modelzoo_trainer.models.hugging_face.building import (
 )
 from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
-from modelzoo_trainer.models.masks import SPAN_KEY
 
 _OWN: Final = ("auto_class", "compute_eval_metrics")
 _SEQ2SEQ: Final = "AutoModelForSeq2SeqLM"
 _FLOAT_LABELS: Final = ("multi_label_classification", "regression")
 _PIXELS_DIM: Final = 3
-_MASK: Final = "attention_mask"
 _IGNORED_KEY: Final = "semantic_loss_ignore_index"
 
 
@@ -91,6 +89,7 @@ class HfModel(TransformersModel):
         )
         super().__init__(settings, auto_class, may_start_anew=True)
         _require_first_token(auto_class, self.config)
+        self._auto_class = auto_class
         self.compute_eval_metrics = compute_eval_metrics
 
     @classmethod
@@ -164,19 +163,11 @@ class HfModel(TransformersModel):
         """Check the values of a batch in host memory, before the first step.
 
         Raises:
-            ConfigError: If its labels are the next tokens, or documents are packed.
+            ConfigError: If its labels are the next tokens, documents are packed, or the model does
+                not know the padding.
         """
-        if not isinstance(batch, Mapping):
-            return  # forward refuses it
-        ids, labels = batch.get("input_ids"), batch.get("labels")
-        if SPAN_KEY not in batch and not _are_next_tokens(ids, labels, batch.get(_MASK)):
-            return
-        raise ConfigError(
-            f"The labels of the first batch are the next tokens, as the data processors for "
-            f"language models here make them, and {_MASK} is their weight; "
-            f"{type(self.model).__name__} would take both for something else. Use name: "
-            f"hf_causal_lm for a language model, else another data processor."
-        )
+        if isinstance(batch, Mapping):  # else forward refuses it
+            check_batch(self.model, self._auto_class, batch)
 
     @property
     def _has_float_labels(self) -> bool:
@@ -210,18 +201,6 @@ def _require_first_token(auto_class: str, config: Any) -> None:
 def _refuse_language_models(auto_class: str) -> None:
     if auto_class == CAUSAL:
         refuse_language_model(auto_class)
-
-
-def _are_next_tokens(ids: Any, labels: Any, mask: Any) -> bool:
-    """Return whether most labels that count are the tokens after theirs."""
-    if not isinstance(ids, Tensor) or not isinstance(labels, Tensor):
-        return False
-    if ids.dim() != 2 or ids.shape != labels.shape:
-        return False
-    if torch._guards.detect_fake_mode([ids]) is not None:  # a plan: there are no values
-        return False
-    weights = mask if isinstance(mask, Tensor) and mask.shape == labels.shape else None
-    return mostly_next(ids, labels, weights)
 
 
 def _as_int64(value: Any) -> Any:
