@@ -91,6 +91,18 @@ def other_padding(input_ids: Tensor, mask: Tensor, pad: int) -> int | None:
     return int(found[0].item()) if found.numel() else None
 
 
+def largest(values: Tensor) -> int:
+    """Return the largest of some integers, at least 0.
+
+    Args:
+        values: In host memory.
+
+    Cost:
+        Reads values: not for use in a step.
+    """
+    return max(int(values.max().item()), 0) if values.numel() else 0
+
+
 def begin_again(position_ids: Tensor, mask: Tensor | None) -> bool:
     """Return whether positions begin again within a row, as those of packed documents do.
 

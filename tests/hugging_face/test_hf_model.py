@@ -184,7 +184,8 @@ def test_batches_of_language_models_are_refused(auto_class: str, tmp_path: Any) 
 
 
 def test_batches_of_other_tasks_are_not_taken_for_those_of_language_models() -> None:
-    model = HfModel(auto_class="AutoModelForTokenClassification", config=BERT)
+    config = BERT | {"num_labels": 10}
+    model = HfModel(auto_class="AutoModelForTokenClassification", config=config)
     ids = torch.tensor([[5, 6, 7, 0, 0, 0], [5, 1, 1, 0, 0, 0]])
     for labels in (ids % 2, torch.zeros_like(ids), ids, torch.full_like(ids, -100)):
         model.check_batch({"input_ids": ids, "labels": labels})
@@ -209,6 +210,18 @@ def test_padding_that_a_decoder_does_not_know_is_refused() -> None:
     alone = known({"input_ids": tokens[:1, :2]})["logits"]
     torch.testing.assert_close(known(batch)["logits"][:1], alone)
     HfModel(auto_class=task, config=BERT).check_batch(batch)
+
+
+def test_tokens_and_classes_that_the_model_does_not_have_are_named() -> None:
+    model = HfModel(auto_class="AutoModelForTokenClassification", config=BERT)
+    batch = {"input_ids": TOKENS, "labels": torch.zeros_like(TOKENS)}
+    model.check_batch(batch)
+    with pytest.raises(ConfigError, match=r"token 112, .* has 100 \(0 to 99\)"):
+        model.check_batch(batch | {"input_ids": TOKENS + 100})
+    with pytest.raises(ConfigError, match=r"label 5, but num_labels is 2 \(0 to 1\)"):
+        model.check_batch(batch | {"labels": torch.full_like(TOKENS, 5)})
+    masked = HfModel(auto_class="AutoModelForMaskedLM", config=BERT)
+    masked.check_batch(batch | {"labels": TOKENS})
 
 
 def test_batches_that_are_not_mappings_are_refused() -> None:

@@ -147,7 +147,8 @@ def test_frequencies_and_masks_of_older_versions_are_no_tensors_of_others(
 
 def test_the_head_of_another_task_is_named(tmp_path: Path) -> None:
     HfModel(auto_class="AutoModelForMaskedLM", config=BERT).save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="are not loaded") as found:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
         HfModel(
             auto_class="AutoModelForTokenClassification",
             pretrained_model_name_or_path=str(tmp_path),

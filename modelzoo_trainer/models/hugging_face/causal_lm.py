@@ -25,6 +25,7 @@ from modelzoo_trainer.models.hugging_face.attention import (
     refuse_packing,
     spans_of_positions,
 )
+from modelzoo_trainer.models.hugging_face.batches import check_tokens
 from modelzoo_trainer.models.hugging_face.building import CAUSAL, check_settings
 from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
@@ -190,15 +191,17 @@ class HfCausalLm(TransformersModel):
         """Check the values of a batch in host memory, before the first step.
 
         Raises:
-            ConfigError: If the labels are the tokens themselves, although `shift_labels` is false;
-                or the next tokens, although it is true; or if positions show packed documents,
-                which the architecture does not keep apart.
+            ConfigError: If a token is beyond the vocabulary; if the labels are the tokens
+                themselves, although `shift_labels` is false, or the next tokens, although it is
+                true; or if positions show packed documents, which the architecture does not keep
+                apart.
         """
         ids, labels = batch.get("input_ids"), batch.get("labels")
         if ids is None or labels is None or ids.shape != labels.shape:
             return
         if torch._guards.detect_fake_mode([ids]) is not None:  # a plan: there are no values
             return
+        check_tokens(self.model, ids)
         if self.shift_labels:
             self._check_shifted(batch)
             return

@@ -12,7 +12,7 @@ from torch import Tensor
 from modelzoo_trainer.constraints import Flag, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import IGNORED_LABEL
-from modelzoo_trainer.models.hugging_face.batches import check_batch
+from modelzoo_trainer.models.hugging_face.batches import FLOAT_LABELS, check_batch
 from modelzoo_trainer.models.hugging_face.building import (
     CAUSAL,
     check_settings,
@@ -23,7 +23,6 @@ from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 
 _OWN: Final = ("auto_class", "compute_eval_metrics")
 _SEQ2SEQ: Final = "AutoModelForSeq2SeqLM"
-_FLOAT_LABELS: Final = ("multi_label_classification", "regression")
 _PIXELS_DIM: Final = 3
 _IGNORED_KEY: Final = "semantic_loss_ignore_index"
 
@@ -164,14 +163,14 @@ class HfModel(TransformersModel):
 
         Raises:
             ConfigError: If its labels are the next tokens, documents are packed, or the model does
-                not know the padding.
+                not know its tokens, its classes or the padding.
         """
         if isinstance(batch, Mapping):  # else forward refuses it
             check_batch(self.model, self._auto_class, batch)
 
     @property
     def _has_float_labels(self) -> bool:
-        return getattr(self.config, "problem_type", None) in _FLOAT_LABELS
+        return getattr(self.config, "problem_type", None) in FLOAT_LABELS
 
     def _ignored_label(self, labels: Tensor) -> int:
         """Return the label that does not count; that of pixels (B, H, W) is a setting."""
