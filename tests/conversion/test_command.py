@@ -119,12 +119,12 @@ def test_of_a_run_on_preferences_the_policy_is_written(
     assert convert(tmp_path / "checkpoint_1", tmp_path / "of_policy", "--to", "hf") == 0
     assert convert(tmp_path / "of_policy", tmp_path / "back", "--from", "hf") == 0
     assert same_bits(read_weights(tmp_path / "back"), policy)
-    section["policy_model"] = {"name": "hf_causal_lm", "config": {}}
+    section["policy_model"] = {"name": "t5"}
     params = tmp_path / "other.yaml"
     params.write_text(json.dumps({"trainer": {"init": {"model": section}}}))
     source, target = tmp_path / "checkpoint_1", tmp_path / "no"
     said = refused(capsys, source, target, "--to", "hf", "--params", params)
-    assert "model.policy_model.name: 'hf_causal_lm' is not a decoder" in said
+    assert "model.policy_model.name: 't5' is not a decoder" in said
 
 
 def test_a_checkpoint_has_its_settings_in_its_metadata(model: Gpt2, tmp_path: Path) -> None:

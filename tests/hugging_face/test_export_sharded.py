@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import HuggingFaceCheckpoint, Lora
+from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.conversion.hugging_face import plan_import
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.slow
 PROMPT = "the cat sat on"
 NUM_NEW = 12
 PEFT = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
-LORA = [{"r": 4, "alpha": 8, "target_modules": [one]} for one in ("q_proj", "v_proj", "down_proj")]
+LORA: list[Any] = [
+    {"r": 4, "alpha": 8, "target_modules": [one]} for one in ("q_proj", "v_proj", "down_proj")
+]
 
 
 def rows(tokens: list[int]) -> list[dict[str, torch.Tensor]]:
@@ -76,6 +80,27 @@ def fit(rank: int, folder: Path, way: str) -> dict[str, Any]:
     return found
 
 
+def convert(source: Path, target: Path, way: str, llama: Path) -> None:
+    """Write the folder from the checkpoint, with the configuration of the run."""
+    init: dict[str, Any] = {
+        "model": {
+            "name": "hf_causal_lm",
+            "pretrained_model_name_or_path": str(llama),
+            "peft_config": PEFT,
+        }
+    }
+    if way == "ours":
+        imported = plan_import(llama, key="ckpt_path")
+        init = {
+            "model": {"name": "llama", **imported.arguments},
+            "callbacks": [{"Lora": {"lora_params": LORA}}],
+        }
+    params = source.parent / "params.yaml"
+    params.write_text(json.dumps({"trainer": {"init": init}}))
+    words = ["--to", "hf", "--params", params, "--tokenizer", llama]
+    assert main(["checkpoint", "convert", *map(str, [source, target, *words])]) == 0
+
+
 def served(folder: Path) -> str:
     """Return how the folder continues the prompt."""
     pipeline = transformers.pipeline("text-generation", model=str(folder))
@@ -91,6 +116,8 @@ def test_a_sharded_run_is_served_with_the_same_text(way: str, tmp_path: Path) ->
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "llama")
     text = tokenizer.decode(first["ids"], skip_special_tokens=True)
     assert served(tmp_path / way / "hf_4") == text
+    convert(tmp_path / way / "checkpoint_4", tmp_path / "converted", way, tmp_path / "llama")
+    assert served(tmp_path / "converted") == text
     assert served(tmp_path / "llama") != text
     if way == "peft_config":
         assert "sharded" in first["refused"]

@@ -17,6 +17,8 @@ ORIGINAL: Final = ".original_module."
 """Part of the name of a layer that has a trained copy (`modules_to_save`)."""
 _COPY: Final = re.compile(r"\.modules_to_save\.[^.]+\.")
 _DEFAULT_TYPE: Final = "LORA"
+_KEEP_THE_WEIGHTS: Final = (True, False, "gaussian", "eva", "orthogonal", "mica")
+"""Values of `init_lora_weights` that do not change the weights of the layer."""
 _UNSUPPORTED: Final = {
     "trainable_token_indices": "has rows of an embedding as adapters, which cannot be merged",
     "layer_replication": "uses layers twice, which transformers cannot save",
@@ -61,6 +63,11 @@ def check_peft(given: Mapping[str, Any]) -> Any:
         return cls(**{key: one for key, one in given.items() if key != "peft_type"})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"peft_config: peft rejects it: {error}.") from error
+
+
+def keeps_weights(start: Any) -> bool:
+    """Return whether `init_lora_weights` of this value leaves the weights of a layer unchanged."""
+    return (start.lower() if isinstance(start, str) else start) in _KEEP_THE_WEIGHTS
 
 
 def add_adapters(model: Module, given: Mapping[str, Any]) -> None:
