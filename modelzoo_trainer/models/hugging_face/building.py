@@ -20,6 +20,7 @@ from modelzoo_trainer.models.hugging_face.matching import (
     check_missing,
     check_shapes,
     unused,
+    warn_of_frozen,
     warn_of_unused,
 )
 from modelzoo_trainer.models.hugging_face.settings import (
@@ -83,10 +84,12 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
     with _quiet(library), _naming(settings), device:
         if folder is None or not settings.has_weights or is_deferred or _is_planned():
             model: Module = cls.from_config(config, **options)
+            missing: list[str] = []
         else:
-            model = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
+            model, missing = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
         if settings.peft_config is not None:
             add_adapters(model, settings.peft_config)
+            warn_of_frozen(model, missing)
     return model
 
 
@@ -173,7 +176,8 @@ def _is_planned() -> bool:
 
 def _loaded(
     cls: Any, folder: Path, config: Any, options: dict[str, Any], *, may_start_anew: bool
-) -> Module:
+) -> tuple[Module, list[str]]:
+    """Return a model with the weights of a folder, and the tensors that these lack."""
     model, found = cls.from_pretrained(
         folder,
         config=config,
@@ -183,18 +187,12 @@ def _loaded(
         **options,
     )
     check_shapes(str(folder), found["mismatched_keys"])
-    others = unused(model, found["unexpected_keys"])
-    if found["missing_keys"]:
-        check_missing(
-            str(folder),
-            type(model).__name__,
-            sorted(found["missing_keys"]),
-            others,
-            may_start_anew=may_start_anew,
-        )
-    warn_of_unused(str(folder), type(model).__name__, others)
-    loaded: Module = model
-    return loaded
+    missing, others = sorted(found["missing_keys"]), unused(model, found["unexpected_keys"])
+    kind = type(model).__name__
+    if missing:
+        check_missing(str(folder), kind, missing, others, may_start_anew=may_start_anew)
+    warn_of_unused(str(folder), kind, others)
+    return model, missing
 
 
 @contextmanager

@@ -7,7 +7,10 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from torch.nn import Module
+
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.models.hugging_face.settings import FOLDER_KEY
 
 # Tensors of older versions, which the library computes: frequencies and masks of attention.
@@ -80,6 +83,26 @@ def check_missing(
         f"start from initial values: {_some(missing)}.",
         stacklevel=6,
     )
+
+
+def warn_of_frozen(model: Module, missing: Iterable[str]) -> None:
+    """Warn of tensors with initial values that stay so, because only adapters are trained.
+
+    Args:
+        model: A model of `transformers` with adapters.
+        missing: Its tensors that the weights of a folder lack, by their names without adapters.
+    """
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    names = PlainNames(model.state_dict())
+    frozen = sorted(set(missing) - {names.plain[one] for one in trained if one in names.plain})
+    if frozen:
+        layers = list(dict.fromkeys(one.rpartition(".")[0] for one in frozen))
+        warnings.warn(
+            f"peft_config: {len(frozen)} tensors start from initial values and are not trained, "
+            f"because they are no adapters: {_some(frozen)}. To train them, set "
+            f"peft_config.modules_to_save: [{', '.join(layers)}].",
+            stacklevel=6,
+        )
 
 
 def check_shapes(folder: str, mismatched: Any) -> None:

@@ -19,6 +19,7 @@ from modelzoo_trainer.models.hugging_face.matching import (
     check_missing,
     check_shapes,
     unused,
+    warn_of_frozen,
     warn_of_unused,
 )
 from modelzoo_trainer.models.hugging_face.saving import save
@@ -91,13 +92,10 @@ class TransformersModel(nn.Module):
         folder, kind = str(self.weights_folder), type(self.model).__name__
         others = unused(self.model, (name for name in entries if name not in own))
         if missing:
-            check_missing(
-                folder,
-                kind,
-                [names.plain.get(name, name).removeprefix(_PREFIX) for name in missing],
-                others,
-                may_start_anew=self._may_start_anew,
-            )
+            plain = [names.plain.get(name, name).removeprefix(_PREFIX) for name in missing]
+            check_missing(folder, kind, plain, others, may_start_anew=self._may_start_anew)
+            if self.settings.peft_config is not None:
+                warn_of_frozen(self.model, plain)
         warn_of_unused(folder, kind, others)
         for name, value in own.items():
             if name in entries and entries[name].shape != value.shape:
