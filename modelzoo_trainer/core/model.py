@@ -142,7 +142,7 @@ def _load_folder(trainer: Trainer, model: Any) -> None:
     """Load the weights of a model that was built on `meta` for them, one tensor at a time."""
     if not trainer.backend.caps.holds_values:
         return
-    found = checkpointing.lazy_state(checkpointing.open_weights(model.weights_folder))
+    found = checkpointing.lazy_state(model.open_weights())
     _load(trainer, model.pretrained_state(found), model.state_dict(), strict=True)
 
 

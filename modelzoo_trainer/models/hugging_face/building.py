@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch.nn import Module
 
-from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
+from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import transformers_library
 from modelzoo_trainer.models.hugging_face.adapters import add_adapters, check_peft
 from modelzoo_trainer.models.hugging_face.causality import check_causal
@@ -49,7 +51,10 @@ def check_settings(settings: HfSettings, auto_class: str) -> None:
     folder = settings.folder()
     if uses_remote_code(library, settings, folder):
         return  # its settings are code, too
-    _check_task(cls, auto_class, settings, architecture(settings, folder))
+    config = architecture(settings, folder)
+    if settings.has_weights:
+        _refuse_quantized(config, f"{FOLDER_KEY}: {str(folder)!r}")
+    _check_task(cls, auto_class, settings, config)
 
 
 def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Module:
@@ -70,6 +75,8 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
     is_remote = uses_remote_code(library, settings, folder)
     _warn_of_code(settings, folder, is_remote=is_remote)
     config = architecture(settings, folder)
+    if settings.has_weights:
+        _refuse_quantized(config, f"{FOLDER_KEY}: {str(folder)!r}")
     if not is_remote:
         _check_task(cls, auto_class, settings, config)
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
@@ -178,14 +185,18 @@ def _loaded(
     cls: Any, folder: Path, config: Any, options: dict[str, Any], *, may_start_anew: bool
 ) -> tuple[Module, list[str]]:
     """Return a model with the weights of a folder, and the tensors that these lack."""
-    model, found = cls.from_pretrained(
-        folder,
-        config=config,
-        ignore_mismatched_sizes=True,  # they are refused below, with their shapes
-        output_loading_info=True,
-        local_files_only=True,
-        **options,
-    )
+    try:
+        model, found = cls.from_pretrained(
+            folder,
+            config=config,
+            ignore_mismatched_sizes=True,  # they are refused below, with their shapes
+            output_loading_info=True,
+            local_files_only=True,
+            **options,
+        )
+    except Exception:
+        open_folder(folder)  # if a file is the reason, this error names it
+        raise
     check_shapes(str(folder), found["mismatched_keys"])
     missing, others = sorted(found["missing_keys"]), unused(model, found["unexpected_keys"])
     kind = type(model).__name__
@@ -193,6 +204,31 @@ def _loaded(
         check_missing(str(folder), kind, missing, others, may_start_anew=may_start_anew)
     warn_of_unused(str(folder), kind, others)
     return model, missing
+
+
+def open_folder(folder: Path) -> LazyWeights:
+    """Open the weights of a folder, without reading them.
+
+    Raises:
+        ConfigError: If a file is damaged, or may not be loaded.
+    """
+    try:
+        return open_weights(folder)
+    except CheckpointError as error:
+        raise ConfigError(f"{FOLDER_KEY}: {error}") from error
+
+
+def _refuse_quantized(config: Any, where: str) -> None:
+    """Refuse settings of quantized weights: a part of them would be read as the weights."""
+    given = getattr(config, "quantization_config", None)
+    if given is None:
+        return
+    read = given.get if isinstance(given, Mapping) else partial(getattr, given)
+    raise ConfigError(
+        f"{where}: the weights are quantized (quantization_config: {read('quant_method', None)}), "
+        f"which cannot be trained. Give the folder of the model before it was quantized; if its "
+        f"weights are not, set config_overrides: {{quantization_config: null}}."
+    )
 
 
 @contextmanager

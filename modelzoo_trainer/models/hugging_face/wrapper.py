@@ -8,11 +8,13 @@ from typing import Any, ClassVar, Final
 
 from torch import Tensor, nn
 
+from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights
 from modelzoo_trainer.hugging_face.stored_names import in_memory
 from modelzoo_trainer.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.models.hugging_face.building import (
     build,
     is_built_on_meta,
+    open_folder,
 )
 from modelzoo_trainer.models.hugging_face.initializing import Step, reset_steps
 from modelzoo_trainer.models.hugging_face.matching import (
@@ -76,6 +78,15 @@ class TransformersModel(nn.Module):
             ConfigError: As `initializing.reset_steps`.
         """
         return reset_steps(self.model)
+
+    def open_weights(self) -> LazyWeights:
+        """Open the folder whose weights are still to be loaded, without reading them.
+
+        Raises:
+            ConfigError: If a file is damaged, or may not be loaded.
+        """
+        assert self.weights_folder is not None  # of a model that was built on `meta`
+        return open_folder(self.weights_folder)
 
     def pretrained_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return an entry for each tensor of the model: of its folder, or its initial value.
