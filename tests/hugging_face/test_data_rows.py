@@ -106,12 +106,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "text": ({}, "pretraining", TEXT, "pack_sequences: false"),
     "text, packed": ({"packing": True}, "pretraining", TEXT, "use_vsl: true"),
     "chat": (CHATML, "finetuning", CHAT, ""),
-    "chat, packed and cut": (
-        {**CHATML, "packing": True, "truncation": "keep_end"},
-        "finetuning",
-        CHAT,
-        "use_vsl: true, truncate_to_msl: {}",
-    ),
+    "chat, packed": ({**CHATML, "packing": True}, "finetuning", CHAT, "use_vsl: true"),
     "instruction": (
         {"task": "instruction", "separator": " => "},
         "finetuning",
@@ -174,6 +169,40 @@ def test_cached_rows_are_used_again_and_rebuilt_if_damaged(
     assert torch.equal(batches_of(make(folder, **given))["labels"], first["labels"])
     with pytest.raises(AttributeError, match="rows"):
         make(folder, **given, min_sequence_length=7)
+
+
+@pytest.mark.parametrize("truncation", ["keep_start", "keep_end"])
+def test_answers_that_are_cut_keep_the_token_that_ends_them(
+    folder: Path, truncation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = [
+        {"messages": [{"role": "user", "content": f"{number} " + "ab" * 90}, answer]}
+        for number in range(9)
+        for answer in [{"role": "assistant", "content": "c" * 10 * number + "d"}]
+    ]
+    path = folder / "long.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in long))
+
+    made = make(folder, **CHATML, path=str(path), truncation=truncation)
+    found = batches_of(made)
+
+    pairs = zip(found["labels"], found["attention_mask"], strict=True)
+    texts = [made.tokenizer.decode(labels[mask == 1].tolist()) for labels, mask in pairs]
+    assert texts[:8] == ["c" * 10 * number + "d<|im_end|>" for number in range(8)]
+    inputs = [made.tokenizer.decode(row.tolist()) for row in found["input_ids"]]
+    assert all("<|im_start|>user\n" in text for text in inputs)
+    assert ["0 ab" in text for text in inputs[:1]] == [truncation == "keep_start"]
+    assert "9 examples cut to max_sequence_length" in caplog.text
+
+
+def test_a_template_without_an_end_is_warned_of(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+    make(folder, task="chat", chat_template=template)
+
+    assert "writes nothing after an answer" in caplog.text
 
 
 def test_what_is_skipped_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -98,10 +98,13 @@ class HuggingFaceDataProcessor(DataProcessor):
             default: the tokenizer's for `chat` and `preference`, none for `instruction`.
         separator: Text between a prompt and its response, for `instruction` without a template.
         truncation: What to do with chats and instructions of more than `max_sequence_length`
-            tokens: `skip`, or cut the longest prompts at their start (`keep_end`) or end
-            (`keep_start`), then the answers at their end.
+            tokens: `skip`, or cut them. A row then ends with the last answer that fits, whole. If
+            none fits, the prompts before the first one are cut, the longest first, at their start
+            (`keep_end`) or end (`keep_start`), as far as needed to keep the answer whole. If that
+            is not enough, prompts keep half of the row, and the answer loses its end.
         max_prompt_length: For `preference`: tokens that the prompt keeps, at its end, in rows that
-            would be too long.
+            would be too long; then the answers lose their ends. Default: half of
+            `max_sequence_length`.
         min_sequence_length: Documents with fewer tokens are skipped.
         eos_token: The token that ends a document; default: that of the tokenizer's folder.
         pad_token: The token that fills rows; default: that of the folder, else `eos_token`.
@@ -160,7 +163,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         chat_template: str | None = None,
         separator: str = "\n",
         truncation: Truncation = "skip",
-        max_prompt_length: Size = 512,
+        max_prompt_length: Size | None = None,
         min_sequence_length: NonNegativeSize = 0,
         eos_token: str | None = None,
         pad_token: str | None = None,

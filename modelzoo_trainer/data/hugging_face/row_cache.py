@@ -30,8 +30,13 @@ from modelzoo_trainer.token_rows.interface import Stats
 
 log = logging.getLogger("modelzoo_trainer.data.hugging_face")
 
-_FORMAT: Final = 1  # increase it when the same arguments give other rows
+_FORMAT: Final = 2  # increase it when the same arguments give other rows
 _SAID: Final[set[str]] = set()
+_ADVICE: Final = {
+    "too long": "To cut them, set truncation, or increase max_sequence_length",
+    "not pairs": "Change their messages: a system message or none, then a user's and an answer",
+    "chat template": "Set chat_template to one that writes each message once and as it is",
+}
 
 Ints = npt.NDArray[np.int64]
 
@@ -150,10 +155,16 @@ def report(stats: Stats, where: str) -> None:
     kept = stats.documents - stats.documents_skipped
     log.info("%s: made %d rows of %d examples", where, stats.rows, kept)
     for reason in skipped(stats):
-        advice = ""
-        if "too long" in reason:
-            advice = ". To cut them, set truncation, or increase max_sequence_length"
+        advice = next((f". {text}" for part, text in _ADVICE.items() if part in reason), "")
         log.warning("%s: %s%s", where, reason, advice)
+    if stats.documents_truncated:
+        lost = f"; {stats.answers_cut:,} of them have an answer without its end"
+        log.warning(
+            "%s: %s examples cut to max_sequence_length%s",
+            where,
+            f"{stats.documents_truncated:,}",
+            lost if stats.answers_cut else "",
+        )
 
 
 def _write(dataset: Any, encoding: Encoding, path: Path, where: str) -> None:

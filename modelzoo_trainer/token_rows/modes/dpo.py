@@ -80,7 +80,7 @@ class DpoMode:
         with naming(document):
             chosen, rejected = (self._piece(texts["prompt"], texts[name]) for name in _PARTS[1:])
         if chosen is None or rejected is None:
-            stats.skip(document, "the chat template omits a message")
+            stats.skip(document, "the chat template omits or changes a message")
             return None
         return chosen, rejected
 
@@ -88,8 +88,7 @@ class DpoMode:
         found = self._template.locate([("user", [prompt]), ("assistant", [answer])])
         if found is None:
             return None
-        text, spans = found
-        return Piece(text, [Place(spans[-1].start, len(text), _ANSWER, 1)])
+        return Piece(found.text, [Place(found.spans[-1].start, len(found.text), _ANSWER, 1)])
 
     def _row(
         self, document: Document, pair: tuple[Tokenized, Tokenized], length: int, stats: Stats
@@ -104,11 +103,13 @@ class DpoMode:
             stats.skip(document, "too long")
             stats.documents_truncated -= 1
             return None
+        cut = [one.ids[min(dropped, size) :] for one, size in zip(pair, prompts, strict=True)]
+        stats.answers_cut += max(map(len, cut)) > length
         row = np.zeros((len(self.features), length), np.int32)
         row[[0, 2, 3, 5]] = self._pad
         total = 0
-        for start, tokens, prompt in zip((0, 3), pair, prompts, strict=True):
-            ids = tokens.ids[min(dropped, prompt) :][:length]
+        for start, whole, prompt in zip((0, 3), cut, prompts, strict=True):
+            ids = whole[:length]
             first = max(prompt - dropped, 1) - 1  # predicts the first token of the answer
             last = len(ids) - 1
             row[start, : len(ids)] = ids
