@@ -187,6 +187,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         self._fit_check(vocab_size, None)
         template = template_of(chat_template, self.tokenizer, tokenizer, task)
         settings, source = encoding_settings(given, template), source_of(given)
+        self._source = source
         data = self.load(source)
         found = column_names(data, source.where)
         for key, column in settings.columns.of(task).items():
@@ -211,7 +212,8 @@ class HuggingFaceDataProcessor(DataProcessor):
         kind = ClassEncoding if settings.task == "classification" else TurnsEncoding
         encoding: Encoding = kind(settings, self.tokenizer, where)
         if self._streams:
-            return RowStream(data, encoding, self.options, self._fit_check, where)
+            identity = self._source.identity()
+            return RowStream(data, encoding, self.options, self._fit_check, where, identity)
         given = self._cache_dir
         folder = default_cache_dir() if given is None else Path(given).expanduser()
         path = cached_rows(data, encoding, folder, where)

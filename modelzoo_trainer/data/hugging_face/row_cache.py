@@ -132,6 +132,8 @@ def cached_rows(dataset: Any, encoding: Encoding, cache_dir: Path, where: str) -
         if _is_usable(path, encoding):
             _say_once(f"Using the cached rows of {where}: {path}.npy")
             return path
+        for left in cache_dir.glob(f".{path.name}-*"):  # of a process that was killed
+            left.unlink()
         _write(dataset, encoding, path, where)
     return path
 
@@ -258,7 +260,11 @@ def _locked(path: Path) -> Iterator[None]:
             f"cache_dir to a writable folder."
         ) from error
     with file:  # closing it unlocks
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("Waiting for another process, which makes the rows %s.npy", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ _SUFFIXES: Final = {
     ".arrow": "arrow",
 }
 _COMPRESSED: Final = (".gz", ".zst", ".xz", ".bz2")
+_END_BYTES: Final = 1 << 16
 _SAVED: Final = ("state.json", "dataset_dict.json")
 _HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _INSTALL: Final = 'pip install "modelzoo-trainer[huggingface]"'
@@ -106,6 +108,42 @@ class DatasetSource:
         if not self.streaming and not len(found):
             raise ConfigError(self._empty)
         return found
+
+    def identity(self) -> str:
+        """Return a digest of the arguments and of the local files; of a name of the Hub, its own.
+
+        Of a file it has the name, the size, and 64 KiB of both ends.
+        """
+        digest = hashlib.sha256(repr((self.name, self.split, self.revision)).encode())
+        files = self._local_files()
+        if not files:
+            digest.update(repr((self.path, self.data_files, self.data_dir)).encode())
+        for name, file in files:
+            digest.update(repr((name, file.stat().st_size)).encode())
+            with file.open("rb") as content:
+                digest.update(content.read(_END_BYTES))
+                content.seek(max(0, file.stat().st_size - _END_BYTES))
+                digest.update(content.read())
+        return digest.hexdigest()
+
+    def _local_files(self) -> list[tuple[str, Path]]:
+        """Return the files, each with its name, which is the same where the data is moved to."""
+        place = Path(self.path).expanduser()
+        if place.is_file():
+            return [(place.name, place)]
+        if self.data_files is not None:
+            found = [
+                Path(name)
+                for pattern in _names(self.data_files)
+                for name in sorted(glob.glob(self._below(pattern), recursive=True))
+            ]
+            return [(file.name, file) for file in found if file.is_file()]
+        folder = place if self.data_dir is None else Path(self.data_dir).expanduser()
+        return [
+            (file.relative_to(folder).as_posix(), file)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file() and _SUFFIXES.keys() & set(file.suffixes)
+        ]
 
     @property
     def where(self) -> str:
