@@ -61,7 +61,7 @@ class HuggingFaceDataProcessor(DataProcessor):
     """Load batches of a dataset of Hugging Face's `datasets`, tokenized once or as a stream.
 
     Rows are those that `data_preprocess` writes for the same texts, tokenizer and settings, without
-    its normalization of text (`use_ftfy: false`).
+    its normalization of text (`use_ftfy: false`), except those that are cut.
 
     Args:
         path: A file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.txt`, `.arrow`), a folder of files or
@@ -84,13 +84,13 @@ class HuggingFaceDataProcessor(DataProcessor):
         messages_column: For `chat`: a list of messages, each with a role and a content.
         message_role_key: Key of the role in a message: system, user (or human), assistant (gpt).
         message_content_key: Key of the content in a message.
-        prompt_column: For `instruction` and `preference`; not needed where the answers are lists of
-            messages that begin with one of the user.
+        prompt_column: For `instruction` and `preference`; not used where the answers are lists of
+            messages that begin with those before the answer.
         response_column: For `instruction`.
         text_pair_column: For `classification`: a second text; default: none.
         label_column: For `classification`: the class, a number or a text.
         label_names: The classes, in the order of their numbers, where they are texts.
-        chosen_column: For `preference`: a text, or a list of messages with the answer.
+        chosen_column: For `preference`: a text, or a list of messages that ends with the answer.
         rejected_column: For `preference`, as `chosen_column`.
         packing: Whether a row has several documents. They do not attend to each other: batches have
             `attention_span` and `position_ids`, which the included decoders use.

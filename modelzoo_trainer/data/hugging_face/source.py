@@ -155,7 +155,10 @@ class DatasetSource:
 
     @property
     def _empty(self) -> str:
-        return f"{OWNER}.path: split {self.split!r} of {self.where!r} has no rows."
+        return (
+            f"{OWNER}.path: split {self.split!r} of {self.where!r} has no rows. Give files "
+            f"with rows, or another split."
+        )
 
     @property
     def _is_saved(self) -> bool:
@@ -222,11 +225,15 @@ class DatasetSource:
         text = _first_line(error.__cause__ or error)
         if "split" in str(error).lower() and isinstance(error, ValueError):
             return _no_split(self, re.findall(r"'([^']+)'", str(error).partition("[")[2]))
+        files_here = self._local_files() if self._is_local else []
+        is_empty = files_here and not any(file.stat().st_size for _, file in files_here)
+        if is_empty or "corresponds to no data" in text:
+            return self._empty
         if self._is_local:
             bad = next(_bad_lines(files), None) if builder == "json" else None
             if bad is not None:
                 return f"{OWNER}.path: {bad}. Each line must be a JSON object."
-            return f"{OWNER}.path: {self.where!r} cannot be read: {text}."
+            return unreadable(self.where, error)
         return (
             f"{OWNER}.path: {self.path!r} is not a file or folder here, and cannot be fetched from "
             f"the Hub ({text}). Without a network, run 'hf download {self.path} --repo-type "
@@ -278,14 +285,14 @@ def column_names(dataset: Any, where: str) -> list[str]:
     Raises:
         ConfigError: If a stream has no rows, or its first cannot be read.
     """
-    if dataset.column_names is not None:
+    if dataset.column_names:
         return list(dataset.column_names)
     try:
         first = list(islice(iter(dataset), 1))
     except Exception as error:  # the library raises any
         raise ConfigError(unreadable(where, error)) from error
     if not first:
-        raise ConfigError(f"{OWNER}.path: {where!r} has no rows.")
+        raise ConfigError(f"{OWNER}.path: {where!r} has no rows. Give files with rows.")
     return list(first[0])
 
 
@@ -305,8 +312,9 @@ def require_column(name: str, key: str, columns: list[str], where: str) -> None:
 
 
 def unreadable(where: str, error: Exception) -> str:
-    """Return the message about a stream that cannot be read."""
-    return f"{OWNER}.path: {where!r} cannot be read: {_first_line(error.__cause__ or error)}."
+    """Return the message about data that cannot be read."""
+    why = _first_line(error.__cause__ or error)
+    return f"{OWNER}.path: {where!r} cannot be read: {why}. Check its files, or write them again."
 
 
 def _no_split(source: DatasetSource, known: list[str]) -> str:
