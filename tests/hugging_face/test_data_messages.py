@@ -69,6 +69,14 @@ def test_texts_may_be_lists_of_parts(tmp_path: Path, tokenizer: str, streaming: 
     assert texts_of(made) == ["[user]xy<eos>[assistant]x"]
 
 
+def test_messages_may_be_an_object_of_lists(tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"messages": {"role": ["user", "assistant"], "content": ["a", "b"]}}]
+
+    made = make(tmp_path, tokenizer, rows, task="chat")
+
+    assert texts_of(made) == ["[user]a<eos>[assistant]b"]
+
+
 @BOTH
 def test_chats_without_text_or_pairs_are_skipped_with_advice(
     tmp_path: Path, tokenizer: str, streaming: bool, caplog: pytest.LogCaptureFixture

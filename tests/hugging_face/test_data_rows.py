@@ -146,9 +146,36 @@ def test_only_answers_of_a_chat_count(folder: Path) -> None:
 
     counted = found["labels"][1][found["attention_mask"][1] == 1]
 
-    answer = entries()[1]["response"].strip()
-    assert tokenizer.decode(counted.tolist()).startswith(answer)
+    assert tokenizer.decode(counted.tolist()) == "text 1 of a word <|im_end|>" * 2
     assert torch.equal(found["input_ids"][:, 1:20], found["labels"][:, :19])
+
+
+GENERATION = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + ':' }}{% if m.role == 'assistant' %}"
+    "{%- generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+
+
+def test_tokens_and_those_that_count_are_those_of_transformers(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "bytes")
+    theirs.chat_template = GENERATION
+    chats = [entry["messages"] for entry in entries(20)]
+    given = [
+        theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+        for chat in chats
+    ]
+
+    made = make(folder, task="chat", chat_template=GENERATION, max_sequence_length=512)
+    found = batches_of(made)
+
+    assert sum(map(sum, (one["assistant_masks"] for one in given))) > 500
+    for number, one in enumerate(given):
+        size = len(one["input_ids"]) - 1
+        assert found["input_ids"][number, :size].tolist() == one["input_ids"][:-1]
+        assert found["labels"][number, :size].tolist() == one["input_ids"][1:]
+        assert found["attention_mask"][number, :size].tolist() == one["assistant_masks"][1:]
 
 
 def test_cached_rows_are_used_again_and_rebuilt_if_damaged(

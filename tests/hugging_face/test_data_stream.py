@@ -228,6 +228,22 @@ def test_a_run_that_resumes_with_other_data_is_warned_of(
     assert "the training data has changed. train_dataloader has data with checksum" in caplog.text
 
 
+def test_what_a_stream_skips_is_logged_while_it_begins(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"text": ["abc", None][row % 2]} for row in range(30)]
+    (tmp_path / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    given = {"path": str(tmp_path / "gaps.jsonl"), "data_files": None, "packing": False}
+
+    batches = iter(make(folder, **given, batch_size=1).dataset)
+    next(batches)
+
+    assert "the first 11 examples: 5 skipped: empty" in caplog.text
+    assert len(rows_of(batches)) == 14
+    assert "gaps.jsonl: 15 skipped: empty" in caplog.text
+
+
 def test_a_stream_of_a_saved_folder(folder: Path) -> None:
     import datasets
 

@@ -149,6 +149,10 @@ class ReadTurns:
 
     def _messages(self, value: Any, column: str) -> list[tuple[str, str]]:
         """Return role and text of messages, without system messages that are empty."""
+        if isinstance(value, Mapping):  # a feature `Sequence` of objects is an object of lists
+            value = [
+                dict(zip(value, one, strict=True)) for one in zip(*value.values(), strict=False)
+            ]
         if not isinstance(value, list):
             raise ConfigError(
                 f"column {column!r} must have a list of messages, got {type(value).__name__}. "

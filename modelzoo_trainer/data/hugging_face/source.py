@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, reason_of, suggest
+from modelzoo_trainer.hugging_face.folders import HUB_NAME
 
 OWNER: Final = "HuggingFaceDataProcessor"
 
@@ -32,7 +33,6 @@ _SUFFIXES: Final = {
 _COMPRESSED: Final = (".gz", ".zst", ".xz", ".bz2")
 _END_BYTES: Final = 1 << 16
 _SAVED: Final = ("state.json", "dataset_dict.json")
-_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _INSTALL: Final = 'pip install "modelzoo-trainer[huggingface]"'
 _NO_EFFECT: Final = ("name", "data_files", "data_dir", "revision")
 
@@ -84,7 +84,7 @@ class DatasetSource:
         if place.is_dir():
             self._refuse_others(f"{self.path!r} is a local folder", ("revision",))
             return []
-        if not _HUB_NAME.fullmatch(self.path) or Path(self.path).suffix in _SUFFIXES:
+        if not HUB_NAME.fullmatch(self.path) or Path(self.path).suffix in _SUFFIXES:
             return [
                 f"{OWNER}.path: {self.path!r} does not exist. Give a file, a folder, a format of "
                 f"files ({', '.join(_BUILDERS)}) with data_files, or a name of the Hub."

@@ -153,6 +153,8 @@ class RowStream(IterableDataset[Batch]):
         examples = iter(data)
         while group := self._read(examples):
             rows = self._encoding.rows(group, chunk * CHUNK, stats)
+            if chunk == 0 and len(group) == CHUNK and not self._has_reported:
+                report(stats, f"{self._where}, the first {CHUNK:,} examples")
             if self._options.shuffle:
                 rows = rows[self._order(len(rows), chunk)]
             for number in range(skip, len(rows)):
