@@ -31,6 +31,10 @@ class Span(NamedTuple):
     region: int
 
 
+_Marked = tuple[int, int, str, str, str]
+"""Turn, region, and its text: white space before, the rest, and white space after."""
+
+
 class Located(NamedTuple):
     """The text of a chat, and what is where in it."""
 
@@ -66,7 +70,7 @@ class ChatTemplate:
     def __reduce__(self) -> tuple[Any, ...]:
         return ChatTemplate, (self.source, self._tokens)
 
-    def render(self, messages: Sequence[Mapping[str, str]], **variables: str) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], **variables: str | bool) -> str:
         """Return the text of messages, each with `role` and `content`.
 
         Args:
@@ -76,10 +80,9 @@ class ChatTemplate:
         Raises:
             ConfigError: If the template refuses them.
         """
+        given = {"add_generation_prompt": False, **self._tokens, **variables}
         try:
-            text: str = self._template.render(
-                messages=messages, add_generation_prompt=False, **self._tokens, **variables
-            )
+            text: str = self._template.render(messages=messages, **given)
         except Exception as error:  # jinja2's own, or what the template does to the content
             raise ConfigError(f"the chat template fails: {error}") from error
         return text
@@ -88,7 +91,8 @@ class ChatTemplate:
         """Return the text of turns and where their regions are in it.
 
         Each region is put between two marks before the template is applied, inside its white
-        space, so that a template may strip the content.
+        space, so that a template may strip the content. A template may divide the last answer, such
+        as into thinking and the rest: it is then what follows the prompt for it.
 
         Args:
             turns: Role and texts of the regions.
@@ -115,10 +119,38 @@ class ChatTemplate:
         text, blocks = _blocks(self.render(messages, **variables), *around)
         found = _without_marks(text, marked, begin, end)
         if found is None:
+            messages[-1] = {"role": turns[-1][0], "content": "".join(turns[-1][1])}
+            text, blocks = _blocks(self.render(messages, **variables), *around)
+            found = self._by_prefix(text, messages, marked, begin, end)
+        if found is None:
             return None
         # Marks of regions that are before a place are not in the text that is returned.
         places = [place - sum(map(text[:place].count, (begin, end))) for place in blocks]
         return Located(*found, list(zip(places[::2], places[1::2], strict=True)))
+
+    def _by_prefix(
+        self, text: str, messages: Sequence[Mapping[str, str]], marked: list[_Marked], *marks: str
+    ) -> tuple[str, list[Span]] | None:
+        """Return the text without marks and the places of regions, of which the last has no mark.
+
+        None if the text does not begin with the prompt for the last message, or does not have all
+        of the message after it, apart from white space.
+        """
+        *before, last = messages
+        turn, region, *_ = marked[-1]
+        try:
+            prompt = self.render(before, add_generation_prompt=True)
+        except ConfigError:
+            return None
+        answer = text.removeprefix(prompt).rstrip()
+        is_whole = "".join(last["content"].split()) in "".join(answer.split())
+        found = _without_marks(prompt, marked[:-1], *marks)
+        if found is None or region or not is_whole or not text.startswith(prompt):
+            return None
+        start, spans = found
+        stop = len(start) + len(answer)
+        rest = text[len(prompt) :]
+        return start + rest, [*spans, Span(len(start), stop, turn, region)]
 
     def end_of_answer(self) -> str | None:
         """Return what the template writes after the last message, an answer.
@@ -143,7 +175,7 @@ def _blocks(text: str, begin: str, end: str) -> tuple[str, list[int]]:
 
 
 def _without_marks(
-    text: str, marked: Iterable[tuple[int, int, str, str, str]], begin: str, end: str
+    text: str, marked: Iterable[_Marked], begin: str, end: str
 ) -> tuple[str, list[Span]] | None:
     pieces, spans, length = [], [], 0
     for turn, region, before, core, after in marked:

@@ -158,19 +158,42 @@ def test_weights_of_the_settings_replace_generation_blocks(tokenizer):
     assert counted(tokenizer, made)[0] == "ab<|end|>"
 
 
-THINKING = (
-    "{% for m in messages %}{% set text = m.content %}"
-    "{% if m.role == 'assistant' and not loop.last %}"
-    "{% set text = m.content.split('</think>')[-1] %}{% endif %}"
-    "{{ '<|im_start|>' + m.role + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
+# As those of Qwen3 and DeepSeek-R1: only the last answer keeps its thinking, or none.
+LAST_THINKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% set thought = m.content.split('</think>')[0].split('<think>')[-1].strip('\n') "
+    "if '</think>' in m.content else '' %}{% set answer = m.content.split('</think>')[-1] %}"
+    "{% if loop.last %}{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}"
+    "{{ answer.lstrip('\n') }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+NONE_THINKS = LAST_THINKS.replace("loop.last", "false")
+THOUGHT = "<think>so</think>cd"
 
 
-def test_a_template_that_changes_earlier_answers_makes_no_row(tokenizer):
-    thought = "<think>x</think>cd"
-    made = mode(tokenizer, THINKING)
-    chat = [("user", "ab"), ("assistant", thought), ("user", "ef"), ("assistant", thought)]
-    rows, stats = encoded(made, documents_of(chat), 160)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_an_answer_that_a_template_divides_counts_with_its_thinking(tokenizer, blocks):
+    template = LAST_THINKS
+    if blocks:
+        template = template.replace("{% if loop.last", "{% generation %}{% if loop.last").replace(
+            "{{ answer.lstrip('\n') }}",
+            "{{ answer.lstrip('\n') + '<|im_end|>' }}{% endgeneration %}",
+        )
+    made = mode(tokenizer, template)
+    expected = "<think>\nso\n</think>\n\ncd<|im_end|>"
+    last = [("user", "ef"), ("assistant", THOUGHT)]
+    assert counted(tokenizer, made, last) == [expected]
+    assert counted(tokenizer, made, [*CHAT[:2], *last]) == ["cd<|im_end|>", expected]
+
+
+@pytest.mark.parametrize(
+    ("template", "chat"),
+    [
+        (LAST_THINKS, [("user", "ab"), ("assistant", THOUGHT), *CHAT[2:]]),
+        (NONE_THINKS, [("user", "ab"), ("assistant", THOUGHT)]),
+    ],
+)
+def test_a_chat_that_loses_its_thinking_makes_no_row(tokenizer, template, chat):
+    rows, stats = encoded(mode(tokenizer, template), documents_of(chat), 160)
     assert len(rows.lengths) == 0
     assert list(stats.skipped) == ["the chat template omits or changes a message"]
-    assert counted(tokenizer, made, chat[:2]) == ["<think>x</think>cd<|im_end|>"]
