@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -82,11 +83,15 @@ def stopped(rank: int, seconds: float, reporter: int) -> Failure:
 
 
 def dump_stacks(rank: int, failure: Failure) -> None:
-    """Write the stacks of all threads to standard error."""
+    """Write the stacks of all threads to standard error, not mixed with those of other ranks.
+
+    `faulthandler` writes a few characters at a time.
+    """
     head = f"--- stacks of process {rank} ({json.dumps(str(failure))}):\n"
-    with suppress(Exception):
-        os.write(_STANDARD_ERROR, head.encode())
-        faulthandler.dump_traceback(_STANDARD_ERROR, all_threads=True)
+    with suppress(Exception), tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        os.write(_STANDARD_ERROR, head.encode() + file.read())
 
 
 def end_process(failure: Failure, on_abort: Callable[[Failure], None] | None) -> None:

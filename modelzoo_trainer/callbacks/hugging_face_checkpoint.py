@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -14,6 +15,7 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import Callback, Loader
+from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.side_checkpoints import (
     free_path,
     save_state,
@@ -32,8 +34,13 @@ from modelzoo_trainer.conversion.adapter_folder import (
 )
 from modelzoo_trainer.conversion.adapters import LoraLayer, MergedAdapters, lora_layers
 from modelzoo_trainer.conversion.engine import InMemory, PartOf, Source
-from modelzoo_trainer.conversion.family import families, family_for
-from modelzoo_trainer.conversion.hugging_face import merged_settings, plan_export, write_export
+from modelzoo_trainer.conversion.family import families
+from modelzoo_trainer.conversion.hugging_face import (
+    family_fitting,
+    merged_settings,
+    plan_export,
+    write_export,
+)
 from modelzoo_trainer.conversion.tokenizer_files import TokenizerFiles, read_tokenizer
 from modelzoo_trainer.conversion.transformers_model import (
     TheirExport,
@@ -79,12 +86,14 @@ class HuggingFaceCheckpoint(Callback):
         merge_adapters: Whether LoRA adapters are merged into the weights, in float32; false = of a
             model of `transformers` that started from a folder or the Hub, the adapters alone, in a
             folder that `PeftModel.from_pretrained` loads.
+        averaged: Whether to write the averaged weights of `ModelEma` instead of the model's.
 
-    Cost: Training waits for the write. Sharded weights are written twice.
+    Cost: Training waits for the write. Sharded weights are written twice. `averaged` takes another
+        copy of the weights meanwhile.
 
     Raises:
         ConfigError: If an argument is invalid, or the model, one of its settings or its adapters
-            have no counterpart.
+            have no counterpart; `averaged` without `ModelEma`.
     """
 
     @checked()
@@ -98,6 +107,7 @@ class HuggingFaceCheckpoint(Callback):
         dtype: Literal["float32", "float16", "bfloat16"] | None = None,
         shard_size: str = "5GB",
         merge_adapters: bool = True,
+        averaged: bool = False,
     ) -> None:
         if steps is None and not at_end:
             raise ConfigError(f"{_OWNER} would never write a folder. Set steps or at_end.")
@@ -117,6 +127,7 @@ class HuggingFaceCheckpoint(Callback):
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self.shard_bytes = _bytes_of(shard_size)
         self.merge_adapters = merge_adapters
+        self.averaged = averaged
         self._files = TokenizerFiles()
         self._theirs: TheirModel | None = None
         self._layers: dict[str, LoraLayer] = {}
@@ -124,6 +135,8 @@ class HuggingFaceCheckpoint(Callback):
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
+        if self.averaged and trainer.get_callback(ModelEma) is None:
+            raise ConfigError(f"{_OWNER}.averaged requires the callback ModelEma. Add it.")
         model, _ = _trained(trainer)
         self._theirs = their_model(model)
         self._layers = lora_layers(model if self._theirs is None else self._theirs.module)
@@ -152,11 +165,7 @@ class HuggingFaceCheckpoint(Callback):
                 f"{type(model).__name__}: only the adapters of models of transformers can be "
                 f"written alone. Set it to true."
             )
-        settings = merged_settings(model, self._layers)
-        if self.family is None:
-            family_for(settings, None)
-        else:
-            families()[self.family].make_config(settings)
+        family_fitting(merged_settings(model, self._layers), family=self.family)
 
     def _tokenizer(self, model: Module) -> TokenizerFiles:
         if self.tokenizer is None:
@@ -201,9 +210,12 @@ class HuggingFaceCheckpoint(Callback):
         trainer.drain()
         trainer.checkpoint.finish(trainer)  # its collectives must not interleave with these
         path = trainer.backend.comm.broadcast_object(free_path(self._path(trainer)))
-        with saving(trainer):
+        ema = trainer.get_callback(ModelEma)
+        average = ema if self.averaged and ema is not None and ema.has_average else None
+        which = "averaged weights" if average is not None else "weights, not averaged"
+        with saving(trainer), nullcontext() if average is None else average.swap():
             if try_to_write(partial(self._write_to, trainer, path), f"Failed to write {path}"):
-                log.info("Saved %s.", shown_path(path))
+                log.info("Saved %s%s.", shown_path(path), "" if ema is None else f" ({which})")
         self._last = trainer.global_step
 
     def _write_to(self, trainer: Trainer, path: Path) -> None:

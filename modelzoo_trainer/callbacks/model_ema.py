@@ -277,7 +277,7 @@ class ModelEma(ValidationCallback):
     averaged.
 
     `swap()` is a context manager in which the model has the averaged weights; `ExtraCheckpoint`
-    writes them with `averaged`.
+    and `HuggingFaceCheckpoint` write them with `averaged`.
 
     Args:
         decay: Weight of the average in an update, in [0, 1).

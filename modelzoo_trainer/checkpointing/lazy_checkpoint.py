@@ -24,7 +24,8 @@ from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardedTensor
 from modelzoo_trainer.checkpointing.sharded import as_saved, dtype_of, narrowed, read_index
 from modelzoo_trainer.errors import CheckpointError
 
-_MODEL: Final = "model"  # the key of the state
+_MODEL: Final = ("model",)  # keys of the state
+_AVERAGE: Final = ("callbacks", "ModelEma", "average")
 
 
 def open_model(path: Path) -> LazyWeights:
@@ -39,16 +40,37 @@ def open_model(path: Path) -> LazyWeights:
     Cost: A file is verified when a tensor of it is first asked for, so each is read twice; a
         tensor in memory at a time, of a sharded one also one of its blocks.
     """
-    manifest = read_manifest(path)
-    check_listing(path, manifest)
-    files = _VerifiedFiles(path, manifest)
-    made = _Sharded(path, manifest, files) if SHARDS in manifest.files else _Whole(path, files)
+    made = _open(path, _MODEL)
     if not made.names():
         raise CheckpointError(
             f"The state in checkpoint {str(path)!r} has no tensors under 'model', where a Trainer "
             f"saves those of the model."
         )
     return made
+
+
+def open_average(path: Path) -> LazyWeights:
+    """Open the averaged weights of a checkpoint, by the names of the model; as `open_model`.
+
+    Raises:
+        CheckpointError: If it is damaged, or has no averaged weights.
+    """
+    made = _open(path, _AVERAGE)
+    if not made.names():
+        raise CheckpointError(
+            f"Checkpoint {str(path)!r} has no averaged weights: the run had no callback ModelEma. "
+            f"Omit --averaged."
+        )
+    return made
+
+
+def _open(path: Path, keys: tuple[str, ...]) -> LazyWeights:
+    manifest = read_manifest(path)
+    check_listing(path, manifest)
+    files = _VerifiedFiles(path, manifest)
+    if SHARDS in manifest.files:
+        return _Sharded(path, manifest, files, keys)
+    return _Whole(path, files, keys)
 
 
 class _VerifiedFiles:
@@ -92,11 +114,12 @@ class _VerifiedFiles:
 class _Whole(LazyWeights):
     """A checkpoint written by one process."""
 
-    def __init__(self, path: Path, files: _VerifiedFiles) -> None:
+    def __init__(self, path: Path, files: _VerifiedFiles, keys: tuple[str, ...]) -> None:
         self._files = files
-        state = checked_json(path / STATE, record_of_name(files.manifest.files, STATE))
-        model = state.get(_MODEL) if isinstance(state, dict) else None
-        self._places = dict(_references(model, ()))
+        part = checked_json(path / STATE, record_of_name(files.manifest.files, STATE))
+        for key in keys:
+            part = part.get(key) if isinstance(part, dict) else None
+        self._places = dict(_references(part, ()))
 
     @override
     def names(self) -> list[str]:
@@ -137,14 +160,16 @@ def _references(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[
 class _Sharded(LazyWeights):
     """A checkpoint written by several processes: tensors are made of blocks."""
 
-    def __init__(self, path: Path, manifest: Manifest, files: _VerifiedFiles) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, files: _VerifiedFiles, keys: tuple[str, ...]
+    ) -> None:
         self._files = files
         index = read_index(path, manifest)
-        self._tensors: dict[str, ShardedTensor] = {
-            ".".join(str(key) for _, key in steps[1:]): index.tensors[name]
-            for name, steps in index.paths.items()
-            if name in index.tensors and steps[0][1] == _MODEL
-        }
+        self._tensors: dict[str, ShardedTensor] = {}
+        for name, steps in index.paths.items():
+            way = [str(key) for _, key in steps]
+            if name in index.tensors and tuple(way[: len(keys)]) == keys:
+                self._tensors[".".join(way[len(keys) :])] = index.tensors[name]
 
     @override
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command `checkpoint convert`: weights of our decoders from and to other layouts.
+"""The command `checkpoint convert`: weights from and to other layouts.
 
 torch is imported only when something is converted.
 """
@@ -72,6 +72,16 @@ def add_command(
     command.add_argument(
         "--family", metavar="NAME", help="model_type for --to hf; default: the first that fits"
     )
+    command.add_argument(
+        "--no-merge-adapters",
+        dest="merge_adapters",
+        action="store_false",
+        help="with --to hf, of models of transformers: write LoRA adapters alone, in a folder of "
+        "peft; default: they are merged into the weights",
+    )
+    command.add_argument(
+        "--averaged", action="store_true", help="write the averaged weights of ModelEma"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -106,6 +116,8 @@ def _convert(options: argparse.Namespace) -> list[str]:
             dtype=None if options.dtype is None else getattr(torch, options.dtype),
             shard_bytes=bytes_of(options.shard_size, "--shard-size"),
             family=options.family,
+            merge_adapters=options.merge_adapters,
+            averaged=options.averaged,
             read_yaml=_read_yaml,
             to_yaml=to_yaml,
         )
@@ -131,6 +143,14 @@ def _check(options: argparse.Namespace) -> None:
             "--params has no effect with --from hf: the settings are those of config.json. Remove "
             "it."
         )
+    for name, is_given in (
+        ("--no-merge-adapters", not options.merge_adapters),
+        ("--averaged", options.averaged),
+    ):
+        if is_given and options.origin is not None:
+            raise ConfigError(
+                f"{name} has an effect only on checkpoints of this trainer. Omit it, or --from."
+            )
     options.target = Path(os.path.abspath(options.target))
 
 

@@ -24,12 +24,16 @@ from modelzoo_trainer.conversion.engine import PartOf, Source
 from modelzoo_trainer.conversion.tokenizer_files import GENERATION, TokenizerFiles
 from modelzoo_trainer.conversion.transformers_model import FSDP, TheirModel
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.hugging_face.adapters import PlainNames, check_peft
+from modelzoo_trainer.models.hugging_face.adapters import (
+    PlainNames,
+    check_peft,
+    keeps_weights,
+)
 
 _FILE: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _NO_LIMIT: Final = 1 << 62
-_INSTEAD: Final = "Set merge_adapters: true."
+_INSTEAD: Final = "Merge them, which is the default."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,12 @@ def adapter_settings(model: TheirModel, layers: Mapping[str, LoraLayer]) -> Any:
         raise ConfigError(
             f"merge_adapters: false does not write the biases that peft_config.bias: "
             f"{settings.bias!r} trains. {_INSTEAD}"
+        )
+    if not keeps_weights(getattr(settings, "init_lora_weights", True)):
+        raise ConfigError(
+            f"merge_adapters: false writes adapters alone, but peft_config.init_lora_weights: "
+            f"{settings.init_lora_weights!r} has changed the weights that they were added to. "
+            f"{_INSTEAD}"
         )
     settings.base_model_name_or_path = base
     settings.revision = revision

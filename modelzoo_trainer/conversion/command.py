@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 
-from modelzoo_trainer.checkpointing.lazy_checkpoint import open_model
-from modelzoo_trainer.checkpointing.lazy_weights import is_checkpoint, open_weights
+from modelzoo_trainer.checkpointing.lazy_checkpoint import open_average, open_model
+from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, is_checkpoint, open_weights
 from modelzoo_trainer.checkpointing.weights_folder import (
     Shape,
+    TensorSpec,
     check_target,
     new_folder,
     num_bytes_of,
@@ -21,18 +22,35 @@ from modelzoo_trainer.checkpointing.weights_folder import (
     write_tensors,
 )
 from modelzoo_trainer.conversion import cerebras
+from modelzoo_trainer.conversion.adapter_folder import plan_adapters, write_adapters
+from modelzoo_trainer.conversion.adapters import MergedAdapters, has_adapters
+from modelzoo_trainer.conversion.averages import Averaged
 from modelzoo_trainer.conversion.engine import PartOf, Plan, Source, shapes_of
 from modelzoo_trainer.conversion.hugging_face import (
     aliases_of,
+    arguments_of,
+    merged_settings,
     plan_export,
     plan_import,
     tokenizer_of,
     write_export,
     write_ours,
 )
-from modelzoo_trainer.conversion.model_settings import ModelSettings, ReadYaml, find_settings
+from modelzoo_trainer.conversion.model_settings import (
+    ModelSettings,
+    ReadYaml,
+    RootSettings,
+    find_settings,
+)
+from modelzoo_trainer.conversion.run_model import decoder_layers, restore_settings, their_run
+from modelzoo_trainer.conversion.transformers_model import (
+    plan_transformers,
+    tokenizer_beside,
+    write_transformers,
+)
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hugging_face.folders import local_folder
+from modelzoo_trainer.models.hugging_face.saving import shared_names
 
 Layout: TypeAlias = Literal["hf", "cerebras"]
 
@@ -51,6 +69,8 @@ class Request:
         dtype: Of the weights; None = as of the source.
         shard_bytes: Maximum size of a file of weights.
         family: The `model_type` for `layout: hf`; None = the first that fits.
+        merge_adapters: Whether LoRA adapters are merged; false = written alone.
+        averaged: Whether to write the averaged weights of `ModelEma`.
         read_yaml: Reads a YAML file.
         to_yaml: Writes YAML.
     """
@@ -64,6 +84,8 @@ class Request:
     dtype: torch.dtype | None
     shard_bytes: int
     family: str | None
+    merge_adapters: bool
+    averaged: bool
     read_yaml: ReadYaml
     to_yaml: Callable[[Any], str]
 
@@ -75,6 +97,7 @@ class _Weights:
     source: Source
     model: ModelSettings
     path: Path  # where they are from
+    what: str = ""  # that is not said by the name of the model
     plan: Plan | None = None  # the source, if it is converted itself
 
     @property
@@ -91,12 +114,18 @@ def convert(request: Request) -> list[str]:
             written.
     """
     check_target(request.target)
-    read = {None: _read_ours, "hf": _read_hugging_face, "cerebras": _read_cerebras}
-    weights = read[request.origin](request)
+    if request.origin is None:
+        path, source = _open_ours(request)
+        settings = find_settings(path, request.params, request.read_yaml)
+        if isinstance(settings, RootSettings):
+            return _convert_theirs(request, path, source, settings)
+        weights = _read_ours(request, path, source, settings)
+    else:
+        read = {"hf": _read_hugging_face, "cerebras": _read_cerebras}
+        weights = read[request.origin](request)
     write = {None: _write_ours, "hf": _write_hugging_face, "cerebras": _write_cerebras}
     what, plan = write[request.layout](request, weights)
-    size = f"{num_bytes_of(plan.specs) / (1 << 20):.1f} MiB"
-    lines = [f"{request.target}: {what}, {size} (settings of the model: {weights.model.where})"]
+    lines = [_line(request, what + weights.what, plan.specs, weights.model.where)]
     if plan.num_rounded:
         lines.append(
             f"{plan.num_rounded} values of norms are rounded to float32 after 1 was subtracted, as "
@@ -105,12 +134,17 @@ def convert(request: Request) -> list[str]:
     return lines
 
 
+def _line(request: Request, what: str, specs: Mapping[str, TensorSpec], where: str) -> str:
+    size = f"{num_bytes_of(specs) / (1 << 20):.1f} MiB"
+    return f"{request.target}: {what}, {size} (settings of the model: {where})"
+
+
 def _own_dtype(request: Request) -> torch.dtype | None:
     """Return the dtype of our weights, if these are the target."""
     return request.dtype if request.layout is None else None
 
 
-def _read_ours(request: Request) -> _Weights:
+def _open_ours(request: Request) -> tuple[Path, LazyWeights]:
     path = Path(request.source)
     path = path.resolve() if path.is_dir() else path  # latest is a link
     if (path / "config.json").is_file():
@@ -118,11 +152,91 @@ def _read_ours(request: Request) -> _Weights:
             f"{request.source!r} is a folder of Hugging Face, not a checkpoint of this trainer. "
             f"Pass --from hf."
         )
-    source = open_model(path) if path.is_dir() and is_checkpoint(path) else open_weights(path)
-    model = find_settings(path, request.params, request.read_yaml)
-    if any(name.startswith(model.prefix) for name in source.names()):
-        return _Weights(source=PartOf(source, model.prefix), model=model, path=path)
-    return _Weights(source=source, model=model, path=path)
+    is_of_run = path.is_dir() and is_checkpoint(path)
+    if request.averaged and not is_of_run:
+        raise ConfigError(
+            f"--averaged: {request.source!r} is not a checkpoint, which alone has the state of "
+            f"ModelEma. Omit it, or pass a checkpoint."
+        )
+    return path, (open_model(path) if is_of_run else open_weights(path))
+
+
+def _part_of(
+    request: Request,
+    path: Path,
+    weights: LazyWeights,
+    prefix: str,
+    shared: Iterable[Collection[str]] = (),
+) -> Source:
+    """Return the weights of a part of a model, or their averages."""
+    if not any(name.startswith(prefix) for name in weights.names()):
+        prefix = ""  # weights of the part alone
+    source: Source = PartOf(weights, prefix)
+    if not request.averaged:
+        return source
+    averages = PartOf(open_average(path), prefix)
+    return Averaged(source, averages, shared=shared, where=repr(str(path)))
+
+
+def _read_ours(
+    request: Request, path: Path, weights: LazyWeights, model: ModelSettings
+) -> _Weights:
+    if not request.merge_adapters:
+        raise ConfigError(
+            f"--no-merge-adapters: the model is the decoder {model.name}; only the adapters of "
+            f"models of transformers can be written alone. Omit it."
+        )
+    source = _part_of(request, path, weights, model.prefix)
+    what = ", averaged weights" if request.averaged else ""
+    if has_adapters(source):
+        assert model.root is not None
+        layers = decoder_layers(model.root, model.prefix)
+        source = MergedAdapters(source, layers, where=repr(str(path)))
+        model = replace(model, arguments=arguments_of(merged_settings(model.settings, layers)))
+        what += ", with merged adapters"
+    return _Weights(source=source, model=model, path=path, what=what)
+
+
+def _convert_theirs(
+    request: Request, path: Path, weights: LazyWeights, settings: RootSettings
+) -> list[str]:
+    """Convert weights of a model of `transformers` to its own layout."""
+    where = repr(str(path))
+    if request.layout != "hf":
+        raise ConfigError(f"--to {request.layout}: {_kind_of(settings)}. Pass --to hf.")
+    if request.family is not None:
+        raise ConfigError(
+            f"--family: {_kind_of(settings)}, with a config.json of its own. Omit it."
+        )
+    run = their_run(settings)
+    shared = [
+        [run.model.prefix + name for name in names] for names in shared_names(run.model.module)
+    ]
+    source = _part_of(request, path, weights, run.prefix, shared)
+    tokenizer, tokenizer_where = tokenizer_of(request.tokenizer, path)
+    if request.tokenizer is None and not tokenizer.content:
+        tokenizer = tokenizer_beside(run.model)
+    what = ", averaged weights" if request.averaged else ""
+    if not request.merge_adapters:
+        restore_settings(run.model, settings)
+        adapters = plan_adapters(source, run.model, run.layers, dtype=request.dtype)
+        write_adapters(adapters, request.target, tokenizer=tokenizer)
+        name = f"adapters of {type(run.model.module).__name__}"
+        return [_line(request, name + what, adapters.specs, settings.where)]
+    export = plan_transformers(source, run.model, run.layers, where=where, dtype=request.dtype)
+    write_transformers(
+        export,
+        request.target,
+        tokenizer=tokenizer,
+        tokenizer_where=tokenizer_where,
+        shard_bytes=request.shard_bytes,
+    )
+    what += ", with merged adapters" if has_adapters(source) else ""
+    return [_line(request, export.architecture + what, export.plan.specs, settings.where)]
+
+
+def _kind_of(settings: RootSettings) -> str:
+    return f"{settings.where}: {settings.name} has a model of transformers"
 
 
 def _read_hugging_face(request: Request) -> _Weights:
@@ -141,6 +255,8 @@ def _read_cerebras(request: Request) -> _Weights:
     path = Path(request.source)
     source = cerebras.open_cerebras(path, key="--from cerebras")
     model = find_settings(path, request.params, request.read_yaml)
+    if isinstance(model, RootSettings):
+        raise ConfigError(f"--from cerebras: {_kind_of(model)}. Pass the settings of a decoder.")
     plan = cerebras.plan_from_cerebras(
         source,
         model.settings,
@@ -192,7 +308,8 @@ def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, Plan]
         tokenizer_where=where,
         shard_bytes=request.shard_bytes,
     )
-    return f"{export.config['architectures'][0]}", export.plan
+    what = f"{export.config['architectures'][0]}"
+    return f"{what}, scales multiplied into its weights" if export.factors else what, export.plan
 
 
 def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, Plan]:

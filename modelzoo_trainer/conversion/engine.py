@@ -16,6 +16,7 @@ from modelzoo_trainer.conversion.rules import Copy, Rule, common_dtype
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.models.decoder import Decoder
 
+_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 OUR_HEAD: Final = "lm_head.weight"
 OUR_EMBEDDING: Final = "token_embeddings.weight"
 
@@ -390,7 +391,7 @@ def _check_names(
     ignored: Collection[str],
     where: str,
 ) -> None:
-    """Refuse the first tensor of the source that is missing, of another shape, or unexpected.
+    """Refuse the first tensor of the source that is missing, unexpected, or unlike a weight.
 
     `names`: the names in the source, by full name. `ignored`: full names.
     """
@@ -407,6 +408,13 @@ def _check_names(
             raise CheckpointError(
                 f"{where}: tensor {names[name]!r} has the shape {list(found)}, but the "
                 f"settings give {list(shape)}. Use the settings with which the weights were made."
+            )
+        dtype = source.dtype(names[name])
+        if dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{where}: tensor {names[name]!r} is of {dtype}; supported: "
+                f"{', '.join(map(str, _DTYPES))}. If the weights are quantized, save the model "
+                f"without: dequantize, then save_pretrained, of transformers."
             )
     odd = [names[name] for name in names if name not in expected and name not in ignored]
     if odd:

@@ -86,7 +86,13 @@ class Family:
         reader = ConfigReader(config, where, self.name)
         arguments = self.settings_of(reader)
         reader.finish()
-        self.model_class.check_arguments(**arguments)
+        try:
+            self.model_class.check_arguments(**arguments)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{where}: the decoder {self.model_name} of modelzoo_trainer cannot have these "
+                f"settings: {error} Use this model as it is, with model.name: hf_causal_lm."
+            ) from None
         return arguments
 
     def make_config(self, settings: DecoderSettings) -> dict[str, Any]:
@@ -130,8 +136,10 @@ def family_named(name: str, *, where: str) -> Family:
     known = families()
     if name in known:
         return known[name]
+    close = suggest(name, known)
+    meant = f"{close} " if close.startswith("Did you mean") else ""
     raise ConfigError(
-        f"{where}: model_type {name!r} has no decoder here. {suggest(name, known)} Supported: "
+        f"{where}: model_type {name!r} has no decoder here. {meant}Supported: "
         f"{', '.join(sorted(known))}. Use such a model as it is, with model.name: hf_causal_lm."
     )
 
@@ -144,7 +152,12 @@ def family_of(config: Mapping[str, Any], *, where: str) -> Family:
     Raises:
         ConfigError: If there is none.
     """
-    name = str(config.get("model_type"))
+    name = config.get("model_type")
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{where}: model_type is {name!r}; expected a string, such as 'llama'. Is the file "
+            f"complete?"
+        )
     found: Family | None = None
     for family in families().values():
         types = (family.model_type or family.name, *family.other_model_types)

@@ -1,4 +1,4 @@
-"""Find the settings of the model whose weights are converted."""
+"""Find the settings of the model whose weights are converted, and of its adapters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.inner_decoder import decoder_of
+from modelzoo_trainer.models.lora import LoraConfig, configs_of
 
 MODEL_YAML: Final = "model.yaml"
 _METADATA: Final = "__metadata__"
 _PREFERENCE: Final = "dpo"
+_THEIRS: Final = ("hf_causal_lm", "hf_model")
+_NAMES: Final = ("name", "model_name")
+_LORA: Final = "Lora"
 _POLICY: Final = "policy_model"
 _OF_RUN: Final = ("logs/latest/params.yaml",)
 ReadYaml = Callable[[Path], object]
@@ -34,6 +38,7 @@ class ModelSettings:
     arguments: Mapping[str, Any]  # of the constructor
     where: str
     prefix: str = ""  # of the names of its weights, as a part of another model
+    root: RootSettings | None = None  # the whole model with its adapters
 
     @property
     def settings(self) -> DecoderSettings:
@@ -41,7 +46,30 @@ class ModelSettings:
         return self.model_class.settings_of(**self.arguments)
 
 
-def find_settings(source: Path, params: Path | None, read_yaml: ReadYaml) -> ModelSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootSettings:
+    """The settings of the model of a run, and of the adapters of the callback `Lora`."""
+
+    name: str
+    arguments: Mapping[str, Any]  # of the constructor
+    lora: tuple[LoraConfig, ...]
+    where: str
+    is_given: bool = False  # by the user, not by the checkpoint
+
+    @property
+    def policy(self) -> Mapping[str, Any] | None:
+        """The settings of the policy of `dpo`; None of other models."""
+        return (self.arguments.get(_POLICY) or {}) if self.name == _PREFERENCE else None
+
+    @property
+    def is_of_transformers(self) -> bool:
+        """Whether the model, or the policy, is one of `transformers`."""
+        return (self.name if self.policy is None else _name_of(self.policy)) in _THEIRS
+
+
+def find_settings(
+    source: Path, params: Path | None, read_yaml: ReadYaml
+) -> ModelSettings | RootSettings:
     """Return the settings of the model of a checkpoint or of weights.
 
     Args:
@@ -51,10 +79,13 @@ def find_settings(source: Path, params: Path | None, read_yaml: ReadYaml) -> Mod
         read_yaml: Reads a YAML file.
 
     Raises:
-        ConfigError: If there are none, or they are not those of a decoder.
+        ConfigError: If there are none, or they are invalid.
+
+    Returns:
+        The settings of a decoder, or those of the model of a run that is one of `transformers`.
     """
     if params is not None:
-        return _settings_in(read_yaml(params), str(params))
+        return _settings_in(read_yaml(params), str(params), is_given=True)
     for where, content in _candidates(source, read_yaml):
         return _settings_in(content, where)
     raise ConfigError(
@@ -82,7 +113,9 @@ def _candidates(source: Path, read_yaml: ReadYaml) -> Iterator[tuple[str, object
             yield str(place), read_yaml(place)
 
 
-def _settings_in(content: object, where: str) -> ModelSettings:
+def _settings_in(
+    content: object, where: str, *, is_given: bool = False
+) -> ModelSettings | RootSettings:
     found = list(_models_in(content))
     if not found:
         raise ConfigError(
@@ -94,16 +127,32 @@ def _settings_in(content: object, where: str) -> ModelSettings:
             f"{where}: has {len(found)} trainers with different models. Pass a file with the "
             f"section model of the one that made the weights: --params FILE."
         )
-    given, key, prefix = found[0], "model", ""
-    if str(given.get("name") or given.get("model_name")).lower() == _PREFERENCE:
-        given, key, prefix = given.get(_POLICY) or {}, f"model.{_POLICY}", f"{_POLICY}."
+    given, callbacks = found[0]
     try:
-        cls, arguments = decoder_of("model", given)
+        lora = tuple(_adapters_in(callbacks))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    root = RootSettings(
+        name=_name_of(given),
+        arguments={key: value for key, value in given.items() if key not in _NAMES},
+        lora=lora,
+        where=where,
+        is_given=is_given,
+    )
+    return root if root.is_of_transformers else _decoder_settings(root, given)
+
+
+def _decoder_settings(root: RootSettings, given: Mapping[str, Any]) -> ModelSettings:
+    where, key, prefix = root.where, "model", ""
+    if root.policy is not None:
+        given, key, prefix = root.policy, f"model.{_POLICY}", f"{_POLICY}."
+    try:
+        cls, arguments = decoder_of("model", given, others=() if prefix else _THEIRS)
     except ConfigError as error:
         text = str(error).replace("model.model", key)
         raise ConfigError(
-            f"{where}: {text} Only weights of decoders are converted; of models of transformers "
-            f"the callback HuggingFaceCheckpoint writes folders."
+            f"{where}: {text} Only weights of decoders, {', '.join(_THEIRS)} and {_PREFERENCE} are "
+            f"converted."
         ) from None
     arguments = {key: value for key, value in arguments.items() if value is not None}
     known = [one.name for one in fields(cls.SETTINGS) if one.init]
@@ -116,21 +165,37 @@ def _settings_in(content: object, where: str) -> ModelSettings:
         cls.check_arguments(**arguments)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    name = str(given.get("name") or given.get("model_name")).lower()
     return ModelSettings(
-        name=name, model_class=cls, arguments=arguments, where=where, prefix=prefix
+        name=_name_of(given),
+        model_class=cls,
+        arguments=arguments,
+        where=where,
+        prefix=prefix,
+        root=root,
     )
 
 
-def _models_in(content: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the sections `model` of a configuration."""
+def _name_of(section: Mapping[str, Any]) -> str:
+    return str(section.get("name") or section.get("model_name")).lower()
+
+
+def _models_in(content: object) -> Iterator[tuple[Mapping[str, Any], object]]:
+    """Yield the sections `model` of a configuration, each with the callbacks beside it."""
     if isinstance(content, list):
         for item in content:
             yield from _models_in(item)
     elif isinstance(content, Mapping):
         model = content.get("model")
         if isinstance(model, Mapping):
-            yield model
+            yield model, content.get("callbacks")
             return
         for key in ("trainer", "init"):
             yield from _models_in(content.get(key))
+
+
+def _adapters_in(callbacks: object) -> Iterator[LoraConfig]:
+    """Yield the settings of the callback `Lora`."""
+    for one in callbacks if isinstance(callbacks, list) else ():
+        for name, arguments in one.items() if isinstance(one, Mapping) else ():
+            if str(name).rpartition(".")[2] == _LORA and isinstance(arguments, Mapping):
+                yield from configs_of(arguments.get("lora_params"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
@@ -68,13 +69,16 @@ class ConfigReader:
         found = self._take(key, None, None, "a list", lambda one: isinstance(one, list))
         return None if found is None else list(found)
 
-    def integer(self, key: str, default: Any = _MISSING, *, alias: str | None = None) -> Any:
-        """Return a whole number; `alias`: another name of the key."""
-        return self._take(key, default, alias, "an integer", lambda one: type(one) is int)
+    def integer(
+        self, key: str, default: Any = _MISSING, *, alias: str | None = None, least: int = 1
+    ) -> Any:
+        """Return a whole number from `least`; `alias`: another name of the key."""
+        kind = f"an integer >= {least}"
+        return self._take(key, default, alias, kind, lambda one: type(one) is int and one >= least)
 
     def number(self, key: str, default: Any = _MISSING, *, alias: str | None = None) -> Any:
         """Return a number as a float; `alias`: another name of the key."""
-        found = self._take(key, default, alias, "a number", lambda one: type(one) in (int, float))
+        found = self._take(key, default, alias, "a finite number", is_finite)
         return float(found) if type(found) is int else found
 
     def flag(self, key: str, default: Any = _MISSING, *, alias: str | None = None) -> Any:
@@ -107,8 +111,16 @@ class ConfigReader:
                 )
             return default
         if not fits(found):
-            raise ConfigError(f"{self._where}: {name} is {found!r}; expected {kind}.")
+            self.reject(name, found, kind)
         return found
+
+    def reject(self, key: str, value: object, kind: str) -> NoReturn:
+        """Refuse a value of a wrong kind. `kind`: what is expected.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"{self._where}: {key} is {value!r}; expected {kind}.")
 
     def expect(self, key: str, *values: Any) -> None:
         """Refuse a value other than these; the first is that of a file without the key."""
@@ -142,6 +154,11 @@ class ConfigReader:
         for key, value in self._config.items():
             if key not in known and value is not None and value not in ([], {}):
                 self.refuse(key, f"no option of the family {self._family} that is known here")
+
+
+def is_finite(value: object) -> bool:
+    """Return whether a value is a finite number."""
+    return type(value) in (int, float) and math.isfinite(cast(float, value))
 
 
 _OF_TRAINING: Final = frozenset(

@@ -6,10 +6,10 @@ Transformers 5 has all in `rope_parameters`; before, `rope_theta` and `rope_scal
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
-from modelzoo_trainer.conversion.readers import ConfigReader, SettingsReader
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.conversion.readers import ConfigReader, SettingsReader, is_finite
 
 _LLAMA3: Final = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _YARN: Final = ("original_max_position_embeddings", "beta_fast", "beta_slow", "truncate")
@@ -55,16 +55,17 @@ def _read_scaling(
     if kind != "linear" and length is not None:
         extra.setdefault("original_max_position_embeddings", length)
     factor, magnitude = given.pop("factor", None), given.pop("attention_factor", None)
-    if kind == "yarn" and magnitude is None:
-        magnitude = _yarn_magnitude(factor, given)
+    if kind == "yarn":
+        derived = _yarn_magnitude(factor, given)
+        magnitude = derived if magnitude is None else magnitude
     if given:
         config.refuse(key, f"{next(iter(given))} with rope_type {kind}")
     if kind == "longrope":
         _check_one_length(config, key, extra, length)
         extra["attention_factor"] = _longrope_magnitude(extra, length, factor, magnitude)
         return {"pos_scaling_extra_args": extra}
-    if not isinstance(factor, int | float):
-        raise ConfigError(f"{key}.factor is {factor!r}; expected a number.")
+    if factor is None or factor < 1:
+        config.reject(f"{key}.factor", factor, "a number >= 1")
     if magnitude is not None:
         if kind != "yarn" or (factor <= 1 and magnitude != 1):
             config.refuse(key, f"attention_factor with rope_type {kind} and factor {factor}")
@@ -78,8 +79,12 @@ def rotated_share(config: ConfigReader, default: float, *, alias: str) -> float:
 
     `alias`: its key in files of transformers before 5.
     """
-    _, given = _parameters(config)
-    share = given.get("partial_rotary_factor", config.number(alias, default))
+    key, given = _parameters(config)
+    share = config.number(alias, default)
+    if "partial_rotary_factor" in given:
+        alias, share = f"{key}.partial_rotary_factor", given["partial_rotary_factor"]
+    if not 0 < share <= 1:
+        config.reject(alias, share, "a number above 0 and at most 1")
     return float(share)
 
 
@@ -90,7 +95,35 @@ def _parameters(config: ConfigReader) -> tuple[str, dict[str, Any]]:
     for name, value in before.items():
         if given.setdefault(name, value) != value:
             config.refuse("rope_scaling", f"rope_parameters has another {name}")
-    return "rope_parameters" if config.has("rope_parameters") else "rope_scaling", given
+    key = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
+    found = {name: value for name, value in given.items() if value is not None}
+    for name, value in found.items():
+        kind, fits = _KINDS.get(name, ("", lambda one: True))
+        if not fits(value):
+            config.reject(f"{key}.{name}", value, kind)
+    return key, found
+
+
+def _is_positive(value: Any) -> bool:
+    return is_finite(value) and value > 0
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_positive, value))
+
+
+_POSITIVE: Final = (
+    *("rope_theta", "factor", "attention_factor", "beta_fast", "partial_rotary_factor"),
+    *_LLAMA3,
+)
+_KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    **dict.fromkeys(_POSITIVE, ("a number > 0", _is_positive)),
+    **dict.fromkeys(("beta_slow", "mscale", "mscale_all_dim"), ("a finite number", is_finite)),
+    **dict.fromkeys(("long_factor", "short_factor"), ("a list of numbers > 0", _is_list)),
+    **dict.fromkeys(("rope_type", "type"), ("a string", lambda one: isinstance(one, str))),
+    "truncate": ("a boolean", lambda one: isinstance(one, bool)),
+}
+"""What the keys are, and a check of it."""
 
 
 def _yarn_magnitude(factor: Any, given: dict[str, Any]) -> float | None:

@@ -32,6 +32,11 @@ from modelzoo_trainer.conversion.tokenizer_files import (
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.hugging_face.stored_names import StoredTensors, on_disk
 from modelzoo_trainer.models.hugging_face.adapters import PlainNames
+from modelzoo_trainer.models.hugging_face.saving import (
+    check_different,
+    embeddings_of,
+    shared_names,
+)
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 
 FSDP: Final = "FSDP"
@@ -246,45 +251,24 @@ def _repeated(module: Any, merged: MergedAdapters) -> set[str]:
         ConfigError: If adapters have made shared tensors different, besides the embedding and the
             output layer.
     """
-    plain = PlainNames(module.state_dict()).plain
-    groups: dict[int, list[str]] = {}
-    for name, one in module.named_parameters(remove_duplicate=False):
-        if name in plain:
-            groups.setdefault(id(one), []).append(plain[name])
     tied = getattr(module, "all_tied_weights_keys", None) or {}
-    embeddings = _embeddings_of(module)
+    different: list[list[str]] = []
     left_out: set[str] = set()
-    for names in groups.values():
-        if len(names) == 1:
-            continue
+    for names in shared_names(module):
         if any(merged.is_changed(name) for name in names):
-            if not set(names) <= embeddings:
-                raise ConfigError(
-                    f"The tensors {', '.join(names)} share their weights, but have different "
-                    f"adapters or trained copies; a folder of Hugging Face cannot express that. "
-                    f"Choose other target_modules or modules_to_save."
-                )
+            different.append(names)
             continue
         first = next((name for name in names if name not in tied), names[0])
         left_out |= {name for name in names if name != first}
+    check_different(module, different)
     return left_out
-
-
-def _embeddings_of(module: Any) -> set[str]:
-    """Return the names of the weights of the embedding and of the output layer."""
-    parts = [module.get_input_embeddings(), module.get_output_embeddings()]
-    return {
-        f"{name}.weight"
-        for name, one in module.named_modules()
-        if any(one is part for part in parts)
-    }
 
 
 def _is_tied(module: Any, left_out: set[str]) -> bool:
     """Return whether config.json is right about the output layer."""
     if not getattr(module.config.get_text_config(), "tie_word_embeddings", False):
         return True
-    names = _embeddings_of(module)
+    names = embeddings_of(module)
     return len(names) < 2 or bool(names & left_out)
 
 

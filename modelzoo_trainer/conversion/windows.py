@@ -26,7 +26,7 @@ def read_windows(config: ConfigReader, window: int | None, usual: Sequence[str])
     kinds = config.items("layer_types") or list(usual)
     if len(kinds) != len(usual):
         config.refuse("layer_types", f"there are {len(usual)} layers")
-    if not {*kinds} <= {SLIDING, FULL}:
+    if any(one not in (SLIDING, FULL) for one in kinds):
         config.refuse("layer_types", f"supported: {SLIDING} and {FULL}")
     if SLIDING not in kinds:
         return {}

@@ -218,7 +218,7 @@ def _read_object(path: Path, key: str, absent: str) -> dict[str, Any]:
         raise ConfigError(f"{key}: {absent}")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{key}: {str(path)!r} cannot be read as JSON ({reason_of(error)}). Save or download "
             f"the folder again."

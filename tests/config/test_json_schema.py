@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from jsonschema import Draft202012Validator
 
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.json_schema import json_schema
+from modelzoo_trainer.config.json_schema.components import argument_texts
 from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.config.shipped import shipped_names
@@ -418,8 +420,19 @@ def test_an_editor_is_offered_the_names_as_the_classes_have_them(shipped):
     assert "gpt2" in definitions["model"]["properties"]["name"]["anyOf"][0]["enum"]
 
 
+def arguments_of(schema, name):
+    """Return what an editor shows for the arguments of a class: references are followed."""
+    definitions = schema["$defs"]
+    given = definitions[name]["properties"]
+    return {
+        key: definitions[one["$ref"].removeprefix("#/$defs/")] if {*one} == {"$ref"} else one
+        for key, one in given.items()
+        if isinstance(one, dict)
+    }
+
+
 def test_an_editor_is_told_what_an_argument_means_and_its_default(shipped):
-    arguments = shipped.schema["$defs"]["model.gpt2"]["properties"]
+    arguments = arguments_of(shipped.schema, "model.gpt2")
     assert arguments["hidden_size"] == {
         "description": "Width of the model; a multiple of `num_heads`.",
         "type": ["integer", "string"],
@@ -439,4 +452,28 @@ def test_an_editor_is_told_what_a_class_is_for(shipped):
 
 
 def test_the_schema_is_small_enough_for_an_editor(shipped):
-    assert len(json.dumps(shipped.schema, indent=1)) < 550_000
+    assert len(json.dumps(shipped.schema, indent=1)) < 500_000
+
+
+def test_an_argument_that_classes_have_alike_is_written_once(shipped):
+    definitions = shipped.schema["$defs"]
+    names = ("model.bert", "model.bert/classifier")
+    found = [definitions[name]["properties"]["hidden_size"] for name in names]
+    assert found == [{"$ref": "#/$defs/argument.hidden_size"}] * 2
+
+
+def test_an_argument_has_the_description_and_the_default_of_its_own_class(shipped):
+    table = shipped_names().processors
+    num_checked = 0
+    for name in table.names:
+        target = table.load(name)
+        definition = f"data_processor.{name}"
+        if definition not in shipped.schema["$defs"]:
+            continue  # another name of a class
+        shown, texts = arguments_of(shipped.schema, definition), argument_texts(target)
+        for key, parameter in inspect.signature(target).parameters.items():
+            if type(parameter.default) in (bool, int, str):
+                assert shown[key]["default"] == parameter.default, (name, key)
+                assert shown[key].get("description") == texts.get(key), (name, key)
+                num_checked += 1
+    assert num_checked > 100

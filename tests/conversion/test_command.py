@@ -119,12 +119,12 @@ def test_of_a_run_on_preferences_the_policy_is_written(
     assert convert(tmp_path / "checkpoint_1", tmp_path / "of_policy", "--to", "hf") == 0
     assert convert(tmp_path / "of_policy", tmp_path / "back", "--from", "hf") == 0
     assert same_bits(read_weights(tmp_path / "back"), policy)
-    section["policy_model"] = {"name": "hf_causal_lm", "config": {}}
+    section["policy_model"] = {"name": "t5"}
     params = tmp_path / "other.yaml"
     params.write_text(json.dumps({"trainer": {"init": {"model": section}}}))
     source, target = tmp_path / "checkpoint_1", tmp_path / "no"
     said = refused(capsys, source, target, "--to", "hf", "--params", params)
-    assert "model.policy_model.name: 'hf_causal_lm' is not a decoder" in said
+    assert "model.policy_model.name: 't5' is not a decoder" in said
 
 
 def test_a_checkpoint_has_its_settings_in_its_metadata(model: Gpt2, tmp_path: Path) -> None:
@@ -226,15 +226,30 @@ def test_a_bad_folder_is_refused(
         (exported / "config.json").write_text(json.dumps(config | keys))
         return text()
 
-    assert "'mamba' has no decoder" in changed(model_type="mamba")
+    assert "'zzz' has no decoder here. Supported: bloom" in changed(model_type="zzz")
+    assert "model_type is None; expected a string" in changed(model_type=None)
     assert "the settings give [24, 8]" in changed(intermediate_size=24)
     assert "hidden_act: tanh has no counterpart" in changed(hidden_act="tanh")
     assert "has no tensor 'model.layers.2" in changed(num_hidden_layers=3)
     assert "tensor 'model.layers.1" in changed(num_hidden_layers=1)
     (exported / "model.safetensors").rename(exported / "model.pkl")
     assert "no weights" in changed()
+    (exported / "config.json").write_text("[" * 100_000)
+    assert "cannot be read as JSON" in text()
     (exported / "config.json").unlink()
     assert "no config.json" in text()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_that_are_no_ordinary_floats_are_refused(
+    dtype: torch.dtype, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = load_file(exported / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
+    save_file(tensors, exported / "model.safetensors")
+    text = refused(capsys, exported, tmp_path / "no", "--from", "hf")
+    assert f"'model.norm.weight' is of {dtype}" in text
+    assert "dequantize" in text
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(

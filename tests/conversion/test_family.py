@@ -59,6 +59,51 @@ def test_a_missing_and_an_invalid_key_are_refused() -> None:
         read(hidden_size="8")
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads is 0; expected an integer >= 1"),
+        ("llama", {"rms_norm_eps": math.nan}, "rms_norm_eps is nan; expected a finite number"),
+        ("llama", {"attention_dropout": 2.5}, "attention_dropout_rate"),
+        ("llama", {"num_key_value_heads": 3}, "num_kv_groups"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": ["x"]}},
+            r"rope_parameters.rope_type is \['x'\]",
+        ),
+        ("llama", {"rope_scaling": {"rope_theta": "x"}}, "rope_scaling.rope_theta is 'x'"),
+        ("llama", {"rope_scaling": YARN | {"factor": 0.5}}, "rope_scaling.factor is 0.5"),
+        (
+            "llama",
+            {"rope_scaling": YARN | {"attention_factor": "x"}},
+            "rope_scaling.attention_factor",
+        ),
+        ("gpt_neox", {"rotary_pct": math.inf}, "rotary_pct is inf"),
+        (
+            "gpt_neox",
+            {"rope_parameters": {"partial_rotary_factor": 2}},
+            "partial_rotary_factor is 2",
+        ),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0"),
+        ("mixtral", {"num_local_experts": 0}, "num_local_experts is 0"),
+        ("qwen2", {"layer_types": [["x"]]}, "layer_types"),
+    ],
+)
+def test_an_invalid_value_is_refused_with_the_file(
+    name: str, options: dict[str, Any], said: str
+) -> None:
+    family = family_named(name, where="the test")
+    with pytest.raises(ConfigError, match=f"^config.json: .*{said}"):
+        family.read_config(LLAMA | options, "config.json")
+
+
+def test_a_null_among_the_rotary_positions_is_the_default() -> None:
+    assert read(rope_parameters={"rope_type": None, "rope_theta": None}) == read()
+
+
 def test_older_files_have_the_rotary_positions_in_two_keys() -> None:
     found = read(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 4})
     assert (found["rope_theta"], found["pos_scaling_factor"]) == (5e5, 4.0)
@@ -143,3 +188,7 @@ def test_the_magnitude_of_yarn_may_be_given_in_two_parts() -> None:
     expected = (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
     assert found["pos_scaling_extra_args"]["mscale_b"] == pytest.approx(expected)
     assert read(rope_scaling=yarn | {"mscale": 1.0}) == read(rope_scaling=yarn)
+    given = yarn | {"attention_factor": 1.3}  # then the parts do not count
+    assert read(rope_scaling=given | {"mscale": 1.0, "mscale_all_dim": 0.5}) == read(
+        rope_scaling=given
+    )

@@ -333,6 +333,17 @@ def test_a_hang_shows_where_every_process_is(tmp_path: Path) -> None:
     assert "in waits_for_nobody" in done.stderr
 
 
+def test_the_stacks_of_a_process_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    monkeypatch.setattr(failures.os, "write", lambda _, text: written.append(text))
+
+    failures.dump_stacks(1, Failure(0, "all_reduce has waited 600 s", kind="hang"))
+
+    (text,) = written
+    assert text.startswith(b'--- stacks of process 1 ("process 0: all_reduce has waited')
+    assert b"in test_the_stacks_of_a_process_are_written_at_once" in text
+
+
 def _leaves(rank: int) -> Failure | None:
     store, control = _control(rank, alive_timeout=PATIENCE_S, grace=PATIENCE_S)
     _all_ready(store, 3)

@@ -444,6 +444,7 @@ def test_the_average_is_that_of_the_adapters(tmp_path: Path) -> None:
     ("command", "kind"), [("check", "adapters"), ("plan", "copy"), ("fit", "adapters")]
 )
 def test_a_file(kind: str, command: str, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("datasets", reason="needs datasets")
     text = "".join(f'{{"prompt": "a {i}", "good": "b", "bad": "c {i}"}}\n' for i in range(8))
     (tmp_path / "data.jsonl").write_text(text)
     byte_tokenizer(tmp_path / "tokenizer")  # type: ignore[no-untyped-call]

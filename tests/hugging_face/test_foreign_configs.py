@@ -124,7 +124,11 @@ def test_a_converted_file_is_valid(name: str, folder: Path, tmp_path: Path, capf
 def test_a_converted_file_trains(name: str, folder: Path, tmp_path: Path, capfd: Any) -> None:
     values = converted(name, folder)
     init = values["trainer"]["init"]
-    init |= {"device": "cpu", "model_dir": str(tmp_path / "run"), "loggers": [], "callbacks": []}
+    exports = [one for one in init["callbacks"] if "HuggingFaceCheckpoint" in one]
+    assert exports
+    (exports[0]["HuggingFaceCheckpoint"] or {}).pop("folder", None)
+    init |= {"device": "cpu", "model_dir": str(tmp_path / "run"), "loggers": []}
+    init["callbacks"] = exports
     init["model"].pop("attn_implementation", None)
     for key in ("compile", "deterministic"):
         init["backend"].pop(key, None)
@@ -134,3 +138,6 @@ def test_a_converted_file_trains(name: str, folder: Path, tmp_path: Path, capfd:
         train["global_batch_size"] = 4
     assert main(["fit", written(values, tmp_path / "ours.yaml"), "--max_steps", "2"]) == 0
     assert (tmp_path / "run" / "checkpoint_2").is_dir()
+    written_names = {one.name for one in (tmp_path / "run" / "hf_2").iterdir()}
+    is_adapter = name == "torchtune_lora_dpo.yaml"  # the other has config_overrides
+    assert ("adapter_config.json" if is_adapter else "config.json") in written_names

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -192,6 +193,7 @@ FREE: Final = "free"
 _INERT: Final = "Has no effect."
 _UNSUPPORTED: Final = "Part of the format, but not supported here."
 _DOTTED: Final = r"^[^.]+(\.[^.]+)+$"
+_REFERENCE: Final = 60  # characters of one
 _SPECIAL: Final = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
 
@@ -303,6 +305,39 @@ class Definitions:
             **({"required": required} if required else {}),
             "additionalProperties": schema.is_open,
         }
+
+
+def with_shared_arguments(classes: Mapping[str, JsonSchema]) -> JsonSchema:
+    """Return the definitions of classes, with one more for each argument that several have alike.
+
+    `classes`: the definitions by name.
+    """
+    shown = {name: _shown_arguments(one) for name, one in classes.items()}
+    counts = Counter(key for keys in shown.values() for key in keys.items())
+    shared: JsonSchema = {}
+    names: dict[tuple[str, str], str] = {}
+    result: JsonSchema = {}
+    for name, one in classes.items():
+        properties = dict(one.get("properties", {}))
+        for key in shown[name].items():
+            if counts[key] > 1:
+                if key not in names:
+                    names[key] = _free_name(f"argument.{key[0]}", shared)
+                    shared[names[key]] = properties[key[0]]
+                properties[key[0]] = reference(names[key])
+        result[name] = {**one, "properties": properties} if properties else one
+    return result | shared
+
+
+def _shown_arguments(definition: JsonSchema) -> dict[str, str]:
+    """Return the arguments of a class whose schema is longer than a reference, as texts."""
+    texts = {name: json.dumps(one) for name, one in definition.get("properties", {}).items()}
+    return {name: text for name, text in texts.items() if len(text) > _REFERENCE}
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    numbered = (f"{name}_{number}" for number in count(2))
+    return next(one for one in chain([name], numbered) if one not in taken)
 
 
 def component_schema(

@@ -13,6 +13,7 @@ from modelzoo_trainer.config.json_schema.components import (
     named_schema,
     one_of_types,
     reference,
+    with_shared_arguments,
 )
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.plan import METHODS
@@ -92,7 +93,7 @@ class _Format:
             "items": _mapping({"trainer": reference("trainer")}, required=["trainer"]),
         }
         definitions = self._components() | {"trainer": self._trainer(), "init": self._init()}
-        found = {**definitions, **self._definitions.found}
+        found = {**definitions, **with_shared_arguments(self._definitions.found)}
         return {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "$id": "modelzoo_trainer.schema.json",

@@ -46,7 +46,10 @@ def _settings_of(config: ConfigReader) -> dict[str, Any]:
     settings = read_shared(config, _DEFAULTS)
     inner = settings.get("attention_inner_dim", settings["hidden_size"])
     head_dim = inner // settings["num_heads"]
-    alpha = math.sqrt(head_dim / config.number("query_pre_attn_scalar", 256.0))
+    divisor = config.number("query_pre_attn_scalar", 256.0)
+    if not divisor > 0:
+        config.refuse("query_pre_attn_scalar", "supported: a number > 0")
+    alpha = math.sqrt(head_dim / divisor)
     bias = config.flag("attention_bias", False)
     num_layers = settings["num_hidden_layers"]
     usual = [SLIDING if number % 2 == 0 else FULL for number in range(num_layers)]

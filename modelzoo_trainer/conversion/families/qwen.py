@@ -28,7 +28,7 @@ def _windows(config: ConfigReader, num_layers: int) -> dict[str, Any]:
     window = config.integer("sliding_window", usual)
     if not config.flag("use_sliding_window", False):
         window = None
-    first = config.integer("max_window_layers", 28)
+    first = config.integer("max_window_layers", 28, least=0)
     has_window = [window is not None and number >= first for number in range(num_layers)]
     return read_windows(config, window, [SLIDING if one else FULL for one in has_window])
 

@@ -13,6 +13,8 @@ from modelzoo_trainer.data.processor import LoadingOptions
 from modelzoo_trainer.errors import ConfigError
 
 _LANGUAGE: Final = ("text", "chat", "instruction")
+_TOKENIZED: Final = (*_LANGUAGE, "preference", "classification")
+_OF_ROWS: Final = ("tokenizer", "max_sequence_length")
 _USED_BY: Final[Mapping[str, tuple[Task, ...]]] = {
     "text_column": ("text", "classification"),
     "text_pair_column": ("classification",),
@@ -30,18 +32,31 @@ _USED_BY: Final[Mapping[str, tuple[Task, ...]]] = {
     "truncation": ("chat", "instruction"),
     "min_sequence_length": _LANGUAGE,
     "max_prompt_length": ("preference",),
+    "feature_columns": ("features",),
+    "padding": ("features",),
+    "image_size": ("features",),
+    "image_channels": ("features",),
+    "image_mean": ("features",),
+    "image_std": ("features",),
+    "image_processor": ("features",),
+    "tokenizer": _TOKENIZED,
+    "max_sequence_length": _TOKENIZED,
+    "eos_token": _TOKENIZED,
+    "pad_token": _TOKENIZED,
+    "vocab_size": _TOKENIZED,
+    "chat_template": ("chat", "instruction", "preference"),
 }
 
 
 def check_use(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Check that all arguments have an effect with the task.
+    """Check that all arguments have an effect with the task, and that those it needs are given.
 
     Args:
         given: All arguments by name.
         defaults: Those that a call may omit.
 
     Raises:
-        ConfigError: If one that is not at its default has none.
+        ConfigError: If one that is not at its default has none, or one is missing.
     """
     task = given["task"]
     for key, tasks in _USED_BY.items():
@@ -50,6 +65,9 @@ def check_use(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
                 f"{OWNER}.{key} has no effect with task {task}, only with "
                 f"{', '.join(tasks)}. Remove it, or set task."
             )
+    for key in _OF_ROWS:
+        if task in _TOKENIZED and given[key] is None:
+            raise ConfigError(f"{OWNER}.{key} is missing, which task {task} requires. Set it.")
     if given["separator"] != defaults["separator"] and given["chat_template"] is not None:
         raise ConfigError(
             f"{OWNER}.separator has no effect with chat_template, which separates a prompt from "

@@ -178,12 +178,8 @@ def template_of(given: str | None, tokenizer: Tokenizer, name: str, task: Task) 
         task: What the rows are.
 
     Raises:
-        ConfigError: If there is none, the file is missing, or the task uses none.
+        ConfigError: If there is none, or the file is missing.
     """
-    if task not in ("chat", "instruction", "preference") and given is not None:
-        raise ConfigError(
-            f"{OWNER}.chat_template has no effect with task {task}. Remove it, or set task."
-        )
     if given is None and task not in ("chat", "preference"):
         return None
     if given in (None, "tokenizer"):

@@ -16,7 +16,7 @@ from modelzoo_trainer.token_rows.read_hooks import (
     text_read_hook,
 )
 
-Task = Literal["text", "chat", "instruction", "preference", "classification"]
+Task = Literal["text", "chat", "instruction", "preference", "classification", "features"]
 
 _ROLES: Final = {
     "system": "system",
@@ -60,6 +60,7 @@ class Columns:
             "instruction": ("prompt", "response"),
             "preference": ("chosen", "rejected"),
             "classification": ("text", "text_pair", "label"),
+            "features": (),
         }
         found = {f"{name}_column": getattr(self, name) for name in names[task]}
         return {key: name for key, name in found.items() if name is not None}

@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face's `datasets`, tokenized for language models."""
+"""Datasets of Hugging Face's `datasets`, tokenized or as features that a model takes."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ from modelzoo_trainer.data.hugging_face.encoding import (
     template_of,
 )
 from modelzoo_trainer.data.hugging_face.examples import Task
+from modelzoo_trainer.data.hugging_face.features import (
+    FeatureColumns,
+    FeatureRows,
+    FeatureStream,
+    Padding,
+    feature_settings,
+    open_features,
+)
+from modelzoo_trainer.data.hugging_face.pixels import Channels, Deviations, ImageSize, Means
 from modelzoo_trainer.data.hugging_face.row_cache import CachedRows, cached_rows
 from modelzoo_trainer.data.hugging_face.source import (
     DatasetSource,
@@ -60,20 +69,22 @@ from modelzoo_trainer.token_rows.tokenizers import Tokenizer
 class HuggingFaceDataProcessor(DataProcessor):
     """Load batches of a dataset of Hugging Face's `datasets`, tokenized once or as a stream.
 
-    Rows are those that `data_preprocess` writes for the same texts, tokenizer and settings, without
-    its normalization of text (`use_ftfy: false`), except those that are cut.
+    With the task `features`, columns are used as they are. Other rows are those that
+    `data_preprocess` writes for the same texts, tokenizer and settings, without its normalization
+    of text (`use_ftfy: false`), except those that are cut.
 
     Args:
         path: A file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.txt`, `.arrow`), a folder of files or
             one that `save_to_disk` wrote, a format of `data_files` (`json`, `csv`, `parquet`,
             `text`, `arrow`), or a name of the Hub.
-        tokenizer: A folder, a tokenizer.json file, or a name of the Hub.
+        tokenizer: A folder, a tokenizer.json file, or a name of the Hub. Required, as is
+            `max_sequence_length`, but for `features`.
         max_sequence_length: Tokens per row, >= 1.
         batch_size: Rows per batch and process, >= 1.
         global_batch_size: Rows per batch over all processes, a multiple of their number; give
             either this or `batch_size`.
         task: What a row of the dataset is: `text`, `chat`, `instruction`,
-            `preference` or `classification`.
+            `preference`, `classification` or `features`.
         name: The configuration of a dataset that has several.
         data_files: Files or glob patterns, one or a list, or a mapping of these by split.
         data_dir: A folder of files of a format, or of the dataset.
@@ -92,6 +103,17 @@ class HuggingFaceDataProcessor(DataProcessor):
         label_names: The classes, in the order of their numbers, where they are texts.
         chosen_column: For `preference`: a text, or a list of messages that ends with the answer.
         rejected_column: For `preference`, as `chosen_column`.
+        feature_columns: For `features`: the column of each argument of the model, by the argument,
+            or a list of columns that are called like arguments.
+        padding: For `features`: what fills rows that are shorter than the longest of their batch,
+            by argument; default: 0 for `input_ids` and masks, -100 for `labels`.
+        image_size: For `features` of images: height and width to resize to, or one number for both;
+            default: that of the images, which must be equal.
+        image_channels: 3 = red, green and blue, 1 = grey.
+        image_mean: What is subtracted from pixels in [0, 1], per channel.
+        image_std: What they are divided by then.
+        image_processor: Folder or name of an image processor of `transformers`, instead of the
+            other arguments of images.
         packing: Whether a row has several documents. They do not attend to each other: batches have
             `attention_span` and `position_ids`, which the included decoders use.
         chat_template: `tokenizer` for its own, `chatml`, a Jinja file, or the text of a template;
@@ -125,7 +147,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         `packing` also `attention_span` and `position_ids`. For `preference`: the first three with
         `chosen_` and `rejected_` in front, for the model `dpo`. For `classification`: `input_ids`,
         `attention_mask` (which positions are tokens), with a second text `token_type_ids`, and
-        `labels` (B,), int64.
+        `labels` (B,), int64. For `features`: the arguments in `feature_columns`, int64 or float32.
 
     Raises:
         ConfigError: If a file, split, column or chat template is missing, the dataset is empty, or
@@ -137,8 +159,8 @@ class HuggingFaceDataProcessor(DataProcessor):
         self,
         *,
         path: Name,
-        tokenizer: Name,
-        max_sequence_length: Size,
+        tokenizer: Name | None = None,
+        max_sequence_length: Size | None = None,
         batch_size: PositiveInt | None = None,
         global_batch_size: PositiveInt | None = None,
         task: Task = "text",
@@ -159,6 +181,13 @@ class HuggingFaceDataProcessor(DataProcessor):
         label_names: Names | None = None,
         chosen_column: Name = "chosen",
         rejected_column: Name = "rejected",
+        feature_columns: FeatureColumns | None = None,
+        padding: Padding | None = None,
+        image_size: ImageSize | None = None,
+        image_channels: Channels = 3,
+        image_mean: Means | None = None,
+        image_std: Deviations | None = None,
+        image_processor: Name | None = None,
         packing: Flag = False,
         chat_template: str | None = None,
         separator: str = "\n",
@@ -181,12 +210,19 @@ class HuggingFaceDataProcessor(DataProcessor):
         self.options = loading_options(given)
         self._cache_dir = cache_dir
         self._streams = streaming
+        source = source_of(given)
+        self.dataset: FeatureRows | FeatureStream | CachedRows | RowStream
+        if task == "features":
+            features = feature_settings(given)
+            self.dataset = open_features(self.load(source), features, self.options, source)
+            return
+        assert tokenizer is not None and max_sequence_length is not None  # noqa: PT018  # checked
         self.tokenizer = self.create_tokenizer(tokenizer, eos_token, pad_token)
         require_tokens(self.tokenizer, tokenizer, task)
         self._fit_check = FitCheck(tokenizer, self.tokenizer.vocab_size, max_sequence_length)
         self._fit_check(vocab_size, None)
         template = template_of(chat_template, self.tokenizer, tokenizer, task)
-        settings, source = encoding_settings(given, template), source_of(given)
+        settings = encoding_settings(given, template)
         self._source = source
         data = self.load(source)
         found = column_names(data, source.where)
@@ -249,8 +285,12 @@ class HuggingFaceDataProcessor(DataProcessor):
         given = defaults | arguments
         check_use(given, defaults)
         loading_options(given)
+        lacks = source_of(given).check()
+        if given["task"] == "features":
+            feature_settings(given)
+            return lacks
         name = given["tokenizer"]
-        lacks = source_of(given).check() + missing_tokenizer(name)
+        lacks += missing_tokenizer(name)
         if Path(name).expanduser().exists():
             made = load_tokenizer(name, given["eos_token"], given["pad_token"])
             require_tokens(made, name, given["task"])

@@ -9,7 +9,7 @@ import copy
 import json
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from typing import Any, NamedTuple
@@ -139,8 +139,11 @@ class RowStream(IterableDataset[Batch]):
             taken = [waiting.popleft()[0] for _ in range(min(size, len(waiting)))]
             is_last = not waiting or (drops and len(waiting) < size)
             self._next = None if is_last else waiting[0][1]
-            encoding = self._encoding
-            yield to_send(np.stack(taken, axis=1), encoding.batch, encoding.features)
+            yield self._batch(taken)
+
+    def _batch(self, rows: Sequence[Any]) -> Batch:
+        encoding = self._encoding
+        return to_send(np.stack(rows, axis=1), encoding.batch, encoding.features)
 
     def _rows(self, start: _Position | None) -> Iterator[tuple[npt.NDArray[np.int32], _Position]]:
         """Yield rows (F, S), each with its place."""

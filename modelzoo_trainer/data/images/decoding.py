@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from io import BytesIO
 from typing import Any, Final
 
 import numpy as np
@@ -35,8 +36,10 @@ def lacking_pillow() -> list[str]:
     return [f"data_dir: reading images requires Pillow, which is not installed: {_EXTRA}"]
 
 
-def read_rgb(path: str) -> Any:
+def read_rgb(path: str, data: bytes | None = None) -> Any:
     """Return an image of Pillow of the mode RGB.
+
+    `data`: the content of the file, if it is in memory; then `path` is for messages only.
 
     Grey values become equal parts of red, green and blue; of 16 bits, the upper 8 are kept.
     Palettes, CMYK, YCbCr and Lab are converted by Pillow. Transparency, and how the camera was held
@@ -48,7 +51,7 @@ def read_rgb(path: str) -> Any:
     """
     module = pillow()
     try:
-        with module.open(path) as image:
+        with module.open(path if data is None else BytesIO(data)) as image:
             image.load()
             return _as_rgb(module, image)
     except ConfigError as error:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-import torch
-from torch import Tensor
 from torch.nn import Module
 
 from modelzoo_trainer.errors import ConfigError, suggest
 
 _BASE: Final = ".base_layer."
-_ORIGINAL: Final = ".original_module."
+ORIGINAL: Final = ".original_module."
+"""Part of the name of a layer that has a trained copy (`modules_to_save`)."""
 _COPY: Final = re.compile(r"\.modules_to_save\.[^.]+\.")
 _DEFAULT_TYPE: Final = "LORA"
+_KEEP_THE_WEIGHTS: Final = (True, False, "gaussian", "eva", "orthogonal", "mica")
+"""Values of `init_lora_weights` that do not change the weights of the layer."""
 _UNSUPPORTED: Final = {
     "trainable_token_indices": "has rows of an embedding as adapters, which cannot be merged",
     "layer_replication": "uses layers twice, which transformers cannot save",
@@ -65,6 +65,11 @@ def check_peft(given: Mapping[str, Any]) -> Any:
         raise ConfigError(f"peft_config: peft rejects it: {error}.") from error
 
 
+def keeps_weights(start: Any) -> bool:
+    """Return whether `init_lora_weights` of this value leaves the weights of a layer unchanged."""
+    return (start.lower() if isinstance(start, str) else start) in _KEEP_THE_WEIGHTS
+
+
 def add_adapters(model: Module, given: Mapping[str, Any]) -> None:
     """Put adapters into a model, which keeps its class; only they are trained.
 
@@ -75,8 +80,10 @@ def add_adapters(model: Module, given: Mapping[str, Any]) -> None:
     import peft
 
     try:
-        with warnings.catch_warnings():  # it corrects this setting itself
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # it corrects this itself
+            # Shared weights are written twice where their adapters differ.
+            warnings.filterwarnings("ignore", ".*a tied layer is part of the adapter")
             peft.inject_adapter_in_model(settings, model)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"peft_config: peft rejects it: {error}") from error
@@ -93,7 +100,7 @@ class PlainNames:
     def __init__(self, names: Iterable[str]) -> None:
         found = list(names)
         wrapped = {name.partition(_BASE)[0] + "." for name in found if _BASE in name}
-        copied = {name.partition(_ORIGINAL)[0] + "." for name in found if _ORIGINAL in name}
+        copied = {name.partition(ORIGINAL)[0] + "." for name in found if ORIGINAL in name}
         self.plain: dict[str, str] = {}
         """Plain name by name, without those of adapters."""
         self.added: set[str] = set()
@@ -104,58 +111,10 @@ class PlainNames:
                 self.plain[name] = _COPY.sub(".", name)
             elif _BASE in name:
                 self.plain[name] = name.replace(_BASE, ".")
-            elif _ORIGINAL in name:
+            elif ORIGINAL in name:
                 self.added.add(name)  # the copy has its plain name
-                self.plain[name] = name.replace(_ORIGINAL, ".")
+                self.plain[name] = name.replace(ORIGINAL, ".")
             elif name.startswith(tuple(wrapped | copied)):
                 self.added.add(name)
             else:
                 self.plain[name] = name
-
-
-@contextmanager
-def merged_state(model: Module) -> Iterator[dict[str, Tensor]]:
-    """Context manager: the weights of a model, with adapters merged into them, by plain names.
-
-    The model's own weights are bitwise the same after it.
-
-    Raises:
-        ConfigError: If adapters of this kind cannot be merged.
-    """
-    layers: list[Any] = [one for one in model.modules() if _is_adapted(one)]
-    kept = [(layer, _base_tensors(layer)) for layer in layers]
-    try:
-        for layer in layers:
-            _merge(layer)
-        state = model.state_dict()
-        names = PlainNames(state)
-        yield {
-            names.plain[name]: value
-            for name, value in state.items()
-            if name in names.plain and _ORIGINAL not in name
-        }
-    finally:
-        with torch.no_grad():
-            for layer, tensors in kept:
-                if layer.merged:
-                    layer.unmerge()
-                for own, value in tensors:
-                    own.copy_(value)  # subtracting is not exact
-
-
-def _is_adapted(module: Any) -> bool:
-    return hasattr(module, "base_layer") and hasattr(module, "merge")
-
-
-def _base_tensors(layer: Any) -> Any:
-    return [(one, one.detach().clone()) for one in layer.get_base_layer().parameters()]
-
-
-def _merge(layer: Any) -> None:
-    try:
-        layer.merge()
-    except (AttributeError, NotImplementedError, ValueError) as error:
-        raise ConfigError(
-            f"The adapters in {type(layer).__name__} cannot be merged into the weights ({error}). "
-            f"Save a checkpoint of the trainer instead."
-        ) from error

@@ -12,14 +12,12 @@ from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
 from modelzoo_trainer.errors import ConfigError, suggest
-from modelzoo_trainer.models.hugging_face.adapters import PlainNames
+from modelzoo_trainer.models.hugging_face.adapters import PlainNames, keeps_weights
 from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
 
 _SECTION: Final = "model.policy_model"
 _FLAG: Final = "_disable_adapters"
 _RATE: Final = "drop"  # part of the names of all rates of dropout in transformers and peft
-_KEEP_THE_BASE: Final = (True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Values of `init_lora_weights` that do not change the weights of the layer."""
 
 
 def check_policy(given: Mapping[str, Any]) -> None:
@@ -41,7 +39,7 @@ def check_policy(given: Mapping[str, Any]) -> None:
     if not isinstance(adapters, Mapping):
         return
     start, bias = adapters.get("init_lora_weights", True), adapters.get("bias", "none")
-    if (start.lower() if isinstance(start, str) else start) not in _KEEP_THE_BASE:
+    if not keeps_weights(start):
         raise ConfigError(
             f"{_SECTION}.peft_config.init_lora_weights: {start!r} changes the weights of the "
             f"model, which without its adapters is the reference. Use true, or gaussian."

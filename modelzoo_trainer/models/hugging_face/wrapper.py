@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 from torch import Tensor, nn
 
 from modelzoo_trainer.hugging_face.stored_names import in_memory
-from modelzoo_trainer.models.hugging_face.adapters import PlainNames, merged_state
+from modelzoo_trainer.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.models.hugging_face.building import (
     build,
     check_missing,
@@ -17,6 +17,7 @@ from modelzoo_trainer.models.hugging_face.building import (
     is_built_on_meta,
 )
 from modelzoo_trainer.models.hugging_face.initializing import Step, reset_steps
+from modelzoo_trainer.models.hugging_face.saving import save
 from modelzoo_trainer.models.hugging_face.settings import HfSettings
 
 _PREFIX: Final = "model."
@@ -59,10 +60,9 @@ class TransformersModel(nn.Module):
             folder: Created if it is missing.
 
         Raises:
-            ConfigError: If adapters of this kind cannot be merged.
+            ConfigError: If adapters of this kind cannot be merged, or the weights are sharded.
         """
-        with merged_state(self.model) as state:
-            self.model.save_pretrained(folder, state_dict=state)
+        save(self.model, folder)
 
     def reset_steps(self) -> Iterator[Step]:
         """Yield the parts of the model, each with the function that initializes it.

@@ -166,7 +166,7 @@ def test_pairs_train_a_policy_with_beta(convert_named):
         "o_proj",
     ]
     assert trainer["fit"]["train_dataloader"]["task"] == "preference"
-    assert [one.path for one in findings.of(Kind.ABSENT)] == ["save_adapter_weights_only"]
+    assert not findings.of(Kind.ABSENT)
 
 
 def test_a_full_fine_tuning_keeps_its_values(convert_named):

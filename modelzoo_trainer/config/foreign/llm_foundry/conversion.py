@@ -12,6 +12,7 @@ from modelzoo_trainer.config.foreign.llm_foundry.model import convert_model
 from modelzoo_trainer.config.foreign.llm_foundry.model_keys import MODEL
 from modelzoo_trainer.config.foreign.llm_foundry.monitoring import (
     convert_callbacks,
+    convert_export,
     convert_loggers,
     convert_profiler,
 )
@@ -94,6 +95,9 @@ class _Conversion:
         init["logging"] = self._logging()
         self._micro_batches()
         self._callbacks += convert_callbacks(root, self._run, self._data)
+        self._callbacks += convert_export(
+            root, self._run, self._data, init["model"], init["model_dir"]
+        )
         self._callbacks += convert_profiler(root)
         init["callbacks"] = self._callbacks
         init["loggers"] = convert_loggers(root)

@@ -38,6 +38,10 @@ class Data:
         self.tokens_per_sample = self.train.get("max_sequence_length") if is_whole else None
         self.validation = self._validation()
 
+    def tokenizer_besides(self, model: str | None) -> str | None:
+        """Return the tokenizer, or None if it is that of the model's folder."""
+        return None if self._tokenizer == model else self._tokenizer
+
     def _batch(self) -> dict[str, Any]:
         size = self._root.integer("device_train_batch_size")
         if self.samples_per_step is not None:

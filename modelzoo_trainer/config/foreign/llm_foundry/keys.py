@@ -321,9 +321,16 @@ _LOGGING: Final = {
     "callbacks.generate_callback.do_sample": moved("`temperature: 0`, if false"),
     "callbacks.generate_callback.use_cache": no_effect("keys and values are always cached."),
     "callbacks.generate_callback.*": absent("GenerateText has no such option."),
-    "callbacks.hf_checkpointer": absent(
-        "add the callback HuggingFaceCheckpoint, with `steps`; it writes at the end by default."
+    "callbacks.hf_checkpointer": moved("`HuggingFaceCheckpoint`, also at the end of a fit"),
+    "callbacks.hf_checkpointer.save_folder": moved("`folder`, in `init.model_dir`"),
+    "callbacks.hf_checkpointer.save_interval": moved("`steps`; `1dur`: at the end only"),
+    "callbacks.hf_checkpointer.huggingface_folder_name": moved("`folder`, with `{step}`"),
+    "callbacks.hf_checkpointer.precision": moved("`dtype`; without it `float32`"),
+    "callbacks.hf_checkpointer.overwrite": no_effect(
+        "folders have the step in their names; one that exists is kept, and the new one numbered."
     ),
+    "callbacks.hf_checkpointer.flatten_imports": no_effect("folders contain no code."),
+    "callbacks.hf_checkpointer.*": absent("models are not registered in MLflow.", False),
     "callbacks.nan_monitor": moved("`CheckLoss`, which every file has"),
     "callbacks.kill_loss_spike": absent(
         "other rules decide what a spike is. Add SpikeDetection, or CheckLoss with a policy."

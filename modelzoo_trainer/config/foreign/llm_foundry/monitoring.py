@@ -6,6 +6,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from modelzoo_trainer.config.foreign.duration import Run, read_duration
+from modelzoo_trainer.config.foreign.exporting import (
+    export_callback,
+    folder_name,
+    has_field,
+    why_not_exported,
+)
+from modelzoo_trainer.config.foreign.findings import Kind
 from modelzoo_trainer.config.foreign.llm_foundry.data import Data
 from modelzoo_trainer.config.foreign.section import Section
 
@@ -55,6 +62,85 @@ def convert_callbacks(root: Section, run: Run, data: Data) -> list[Component]:
             options = section.inside(name)
             found += convert(options, run, data)
     return found
+
+
+def convert_export(
+    root: Section, run: Run, data: Data, model: dict[str, Any], model_dir: str
+) -> list[Component]:
+    """Return the callback that writes folders of Hugging Face.
+
+    `model` and `model_dir`: of the converted file.
+    """
+    if "callbacks" not in root or "hf_checkpointer" not in root.inside("callbacks"):
+        return []
+    section = root.inside("callbacks").inside("hf_checkpointer")
+    is_theirs = model.get("name") == "hf_causal_lm"
+    if model and not is_theirs:
+        refusal = why_not_exported(model)
+        if refusal is not None:
+            section.rest()
+            root.inside("callbacks").left_out("hf_checkpointer", refusal)
+            return []
+        section.differs("save_folder", "the architecture in config.json is not MPT.")
+    changed = next((key for key in ("config_overrides", "pretrained") if key in model), None)
+    if "peft_config" in model and changed:
+        why = (
+            f"adapters are merged into the weights, as {changed} makes another model of the folder."
+        )
+        section.differs("save_folder", why)
+    dtype = section.text("precision", "float32")
+    if dtype not in ("float32", "float16", "bfloat16"):
+        section.findings.mistake(
+            f"{section.where('precision')}: {dtype!r} is unknown; it is float32, float16 or "
+            f"bfloat16."
+        )
+    return [
+        export_callback(
+            _export_folder(section, data.run_name, model_dir),
+            model_dir,
+            steps=_export_steps(section, run),
+            dtype=dtype,
+            tokenizer=data.tokenizer_besides(model.get("pretrained_model_name_or_path")),
+            adapters_alone="peft_config" in model and not changed,
+        )
+    ]
+
+
+def _export_folder(section: Section, run_name: str, model_dir: str) -> str:
+    """Return the path of the folders, with the field `{step}`."""
+    given = section.text("huggingface_folder_name", "ba{batch}").replace("{run_name}", run_name)
+    name = folder_name(given)
+    if name is None:
+        name = "ba{step}"
+        section.differs("huggingface_folder_name", f"folders are named {name}.")
+    folder = section.text("save_folder")
+    if folder is None:
+        section.findings.mistake(f"{section.where('save_folder')}: is missing; a folder.")
+        return model_dir
+    folder = folder.replace("{run_name}", run_name)
+    if "://" in folder or has_field(folder):
+        section.differs("save_folder", "folders are written to model_dir; copy them there.")
+        folder = model_dir
+    return f"{folder}/huggingface/{name}"
+
+
+def _export_steps(section: Section, run: Run) -> int | None:
+    """Return the number of steps between folders; None = at the end only."""
+    given = section.take("save_interval")
+    time = None if given is None else read_duration(given)
+    if time is None:
+        what = "is missing;" if given is None else f"{given!r} is not"
+        section.findings.mistake(
+            f"{section.where('save_interval')}: {what} a length of time, such as 1ep, 100ba or "
+            f"1dur."
+        )
+        return None
+    if (time.value, time.unit) == (1.0, "dur") or time == run.length:
+        return None
+    steps = run.steps(time)
+    if steps is None:
+        section.note(Kind.MISSING, "save_interval", run.why_unknown(time))
+    return steps or None
 
 
 def convert_profiler(root: Section) -> list[Component]:

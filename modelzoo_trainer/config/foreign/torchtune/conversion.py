@@ -7,13 +7,15 @@ from math import inf
 from typing import Any, Final
 
 from modelzoo_trainer.config.foreign.duration import tidy
+from modelzoo_trainer.config.foreign.exporting import export_callback
 from modelzoo_trainer.config.foreign.findings import Findings, Kind
 from modelzoo_trainer.config.foreign.section import Section, filled
 from modelzoo_trainer.config.foreign.torchtune.data import convert_dataset
 from modelzoo_trainer.config.foreign.torchtune.keys import KEYS
-from modelzoo_trainer.config.foreign.torchtune.model import convert_model, folder_of
+from modelzoo_trainer.config.foreign.torchtune.model import convert_model, folder_of, has_adapters
 
 NAME: Final = "torchtune"
+_RUN: Final = "./torchtune_run"
 _REQUIRED: Final = ("model", "optimizer", "dataset", "checkpointer", "loss", "epochs")
 _LOSSES: Final = re.compile(r"(CrossEntropyLoss|CEWithChunkedOutputLoss|LinearCrossEntropy\w*)$")
 _LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -74,7 +76,7 @@ class _Conversion:
         root = self._root
         self._loss()
         init: dict[str, Any] = {"device": root.text("device", "auto"), "backend": self._backend()}
-        init["model_dir"] = root.text("output_dir", "./torchtune_run")
+        init["model_dir"] = root.text("output_dir", _RUN)
         init["model"] = convert_model(root)
         init["optimizer"] = self._optimizer()
         init["schedulers"] = self._schedule()
@@ -265,13 +267,39 @@ class _Conversion:
         keep = root.integer("keep_last_n_checkpoints") or saver.integer("keep_last_n_checkpoints")
         if keep:
             self._callbacks.append({"KeepNCheckpoints": {"n": keep}})
-        if saver.text("output_dir") is not None:
+        folder = saver.text("output_dir")
+        if folder is not None:
+            self._callbacks.append(self._export(saver, folder, every))
+        return checkpoint
+
+    def _export(self, saver: Section, folder: str, every: int | None) -> dict[str, Any]:
+        """Return the callback that writes what the checkpointer does. `every`: in steps."""
+        root = self._root
+        only_last = root.flag("save_last_epoch_only", False) or root.integer("epochs", 1) == 1
+        if not every and not only_last:
+            every = self._steps_of_epoch()
+            if every is None:
+                why = (
+                    "a folder is written after each epoch there, and at the end here, as the "
+                    "number of steps of an epoch is not in the file. Convert again with "
+                    "--steps-per-epoch N (samples / (batch_size * gradient_accumulation_steps * "
+                    "processes))."
+                )
+                saver.note(Kind.MISSING, "output_dir", why)
+        if every and any("keep_last_n_checkpoints" in section for section in (root, saver)):
+            why = "checkpoints are deleted; all folders of HuggingFaceCheckpoint are kept."
+            (root if "keep_last_n_checkpoints" in root else saver).differs(
+                "keep_last_n_checkpoints", why
+            )
+        alone = has_adapters(root) and root.flag("save_adapter_weights_only", False)
+        if has_adapters(root) and not alone:
             why = (
-                "only checkpoints of the trainer are written. Add the callback "
-                "HuggingFaceCheckpoint for folders of Hugging Face."
+                "folders have the weights with the adapters merged; there also the adapters "
+                "alone. For these, set merge_adapters: false."
             )
             saver.differs("output_dir", why)
-        return checkpoint
+        run = root.text("output_dir", _RUN)
+        return export_callback(f"{folder}/hf_{{step}}", run, steps=every, adapters_alone=alone)
 
     def _logging(self) -> dict[str, Any]:
         root = self._root

@@ -76,7 +76,7 @@ _RUN: Final = {
     "use_loss_parallel_ctx_manager": no_effect("it belongs to tensor parallelism."),
     "fused": no_effect(_KERNEL),
     "resume_from_checkpoint": moved("`checkpoint.autoload_last_checkpoint`"),
-    "save_adapter_weights_only": absent("checkpoints have all weights.", False),
+    "save_adapter_weights_only": moved("`HuggingFaceCheckpoint.merge_adapters: false`"),
     "enable_async_checkpointing": moved("`checkpoint.asynchronous`"),
     "save_every_n_steps": moved("`checkpoint.steps`; without it `epochs: 1`"),
     "save_last_epoch_only": moved("`checkpoint.save_final_checkpoint`"),
@@ -118,7 +118,9 @@ _MODEL: Final = {
     ),
     "checkpointer.checkpoint_dir": moved("`pretrained_model_name_or_path`, `tokenizer`"),
     "checkpointer.checkpoint_files": no_effect("the weights of the folder are found."),
-    "checkpointer.output_dir": moved("checkpoints are written to `init.model_dir`"),
+    "checkpointer.output_dir": moved(
+        "`HuggingFaceCheckpoint`: `folder`, in `init.model_dir`; `steps`, of an epoch"
+    ),
     "checkpointer.model_type": no_effect("config.json in the folder says it."),
     "checkpointer.safe_serialization": no_effect("weights are always written as safetensors."),
     "checkpointer.recipe_checkpoint": absent("checkpoints of torchtune are not resumed."),

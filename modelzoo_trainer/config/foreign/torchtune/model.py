@@ -36,7 +36,7 @@ def convert_model(root: Section) -> dict[str, Any]:
         "dtype": _dtype(root),
     }
     kind = builder.rpartition(".")[2]
-    if kind.startswith(("lora_", "qlora_", "dora_", "qdora_")):
+    if has_adapters(root):
         model["peft_config"] = _adapters(section, builder)
     if kind.startswith(("qlora_", "qdora_")):
         section.note(Kind.ABSENT, "_component_", "frozen weights are not quantized.")
@@ -44,6 +44,12 @@ def convert_model(root: Section) -> dict[str, Any]:
     if str(loss.text("_component_")).endswith("DPOLoss"):
         return _preference(root, loss, model)
     return model
+
+
+def has_adapters(root: Section) -> bool:
+    """Return whether the model has LoRA adapters."""
+    builder = str(root.inside("model").text("_component_"))
+    return builder.rpartition(".")[2].startswith(("lora_", "qlora_", "dora_", "qdora_"))
 
 
 def _preference(root: Section, loss: Section, policy: dict[str, Any]) -> dict[str, Any]:
@@ -69,8 +75,8 @@ def folder_of(root: Section) -> str:
         return ""
     if kind not in _HF:
         why = (
-            "weights are read from a Hugging Face folder. Set pretrained_model_name_or_path and "
-            "tokenizer to the folder of the model in that layout."
+            "weights are read from a Hugging Face folder, and written as one. Set "
+            "pretrained_model_name_or_path and tokenizer to the folder of the model in that layout."
         )
         section.note(Kind.ABSENT, "_component_", why)
     return str(folder)
