@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, ValidationCallback
 from modelzoo_trainer.callbacks.flags import ScopedEleutherEvalHarnessFlags
+from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.constraints import Name, PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
@@ -22,7 +24,7 @@ from modelzoo_trainer.evaluation.model_facts import (
     require_own_scores,
 )
 from modelzoo_trainer.evaluation.scoring import HOOK
-from modelzoo_trainer.evaluation.tasks import LoadedTasks, messages_in_log, require_lm_eval
+from modelzoo_trainer.evaluation.tasks import messages_in_log, require_lm_eval
 from modelzoo_trainer.evaluation.tokenizer import (
     check_vocabulary,
     choose_chat_template,
@@ -31,6 +33,8 @@ from modelzoo_trainer.evaluation.tokenizer import (
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.evaluation")
 
 Scope = Annotated[Name, Predicate(lambda text: text.strip("/") == text), "a prefix such as 'eval'"]
 
@@ -69,6 +73,7 @@ class EleutherEvalHarness(ValidationCallback):
         prefetch_factor: No effect.
         persistent_workers: No effect.
         drop_last: No effect.
+        averaged: Whether to evaluate the averaged weights of `ModelEma` instead of the model's.
 
     Metrics:
         eleuther_0/hellaswag/acc: Of a task or group, by the name of the metric; if a task filters
@@ -101,6 +106,7 @@ class EleutherEvalHarness(ValidationCallback):
         prefetch_factor: int | None = None,
         persistent_workers: bool | None = None,
         drop_last: bool | None = None,
+        averaged: bool = False,
     ) -> None:
         self.arguments = read_arguments(eeh_args)
         if tokenizer_file_path is not None and pretrained_model_name_or_path is not None:
@@ -123,6 +129,7 @@ class EleutherEvalHarness(ValidationCallback):
         self._name_scope = name_scope
         self._batch_size = batch_size or 1
         self._max_length = max_sequence_length
+        self._is_averaged = averaged
         self._tokenizer = tokenizer_file_path, pretrained_model_name_or_path, eos_id
         given = {
             "keep_data_dir": keep_data_dir or None,
@@ -204,29 +211,29 @@ class EleutherEvalHarness(ValidationCallback):
         tokenizer = load_tokenizer(*self._tokenizer)
         check_vocabulary(tokenizer, model)
         choose_chat_template(tokenizer, self.arguments.apply_chat_template)
+        if self._is_averaged and trainer.get_callback(ModelEma) is None:
+            raise ConfigError(
+                "EleutherEvalHarness.averaged requires the callback ModelEma. Add it."
+            )
         self._evaluation = Evaluation(
-            self.arguments,
-            self._load_tasks(trainer),
-            tokenizer,
-            max_length=length,
-            batch_size=self._batch_size,
+            self.arguments, tokenizer, max_length=length, batch_size=self._batch_size
         )
+        self._load_tasks(trainer, self._evaluation)
 
-    def _load_tasks(self, trainer: Trainer) -> LoadedTasks | None:
+    def _load_tasks(self, trainer: Trainer, evaluation: Evaluation) -> None:
         """Load tasks and data in the main process, so that a mistake is found now. Collective."""
         comm = trainer.backend.comm
-        tasks: LoadedTasks | None = None
         problem: str | None = None
         if comm.is_main:
             try:
                 with messages_in_log("ERROR"):
-                    tasks = LoadedTasks(self.arguments)
+                    evaluation.load(trainer.model, comm)
             except ConfigError as error:
                 problem = str(error)
         problem = comm.broadcast_object(problem)
         if problem is not None:
-            raise ConfigError(f"EleutherEvalHarness.{problem}")
-        return tasks
+            is_of_argument = problem.startswith("eeh_args")
+            raise ConfigError(f"EleutherEvalHarness.{problem}" if is_of_argument else problem)
 
     # ---- validation
 
@@ -247,7 +254,13 @@ class EleutherEvalHarness(ValidationCallback):
         if self._evaluation is None or not self.is_due(loop_idx, is_last):
             return
         folder = self._output_folder or trainer.artifact_dir / self.name_scope
+        ema = trainer.get_callback(ModelEma) if self._is_averaged else None
+        if ema is not None and not ema.has_average:
+            log.warning("%s: not evaluated; there are no averaged weights yet.", self.name_scope)
+            return
         with ExitStack() as stack:
+            if ema is not None:
+                stack.enter_context(ema.swap())
             trainer.logging.open_handlers(trainer, stack)  # outside a fit, they are not open
             stack.callback(setattr, self, "_is_running", False)
             self._is_running = True

@@ -41,8 +41,8 @@ _OPTIONS: Final = (
     _Option("predict_only", "write the answers, compute no metrics", None, "x"),
     _Option("write_out", "print the first prompts", None, "w"),
     _Option("show_config", "print the configurations of the tasks", None),
-    _Option("check_integrity", "run the tests of the tasks", None),
-    _Option("use_cache", argparse.SUPPRESS, "FILE"),  # refused, with the reason
+    _Option("check_integrity", argparse.SUPPRESS, None),  # refused, with the reason
+    _Option("use_cache", argparse.SUPPRESS, "FILE"),  # likewise
     _Option("cache_requests", "cache prompts: true, refresh or delete", "KIND"),
     _Option("system_instruction", "system message of chats"),
     _Option("apply_chat_template", "prompts as chats; may name a template", "NAME", kind="either"),

@@ -145,6 +145,10 @@ class HarnessModel:
 
     # ---- generation
 
+    def check_generation(self, settings: dict[str, Any]) -> None:
+        """Raise a `ConfigError` if the settings of a task that generates text cannot be used."""
+        self._sampling(settings)
+
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the text after each prompt, up to the first of its ending texts."""
         found: list[Any] = [None] * len(requests)
@@ -187,9 +191,16 @@ class HarnessModel:
         stops = [stop for stop in stops if stop]
         lengths = [len(self.tokenizer.encode(stop, add_special_tokens=False)) for stop in stops]
         is_sampled = bool(given.get("do_sample"))
+        temperature = float(given.get("temperature", 1.0)) if is_sampled else 0.0
+        if is_sampled and temperature == 0:
+            raise ConfigError(
+                "EleutherEvalHarness: the task's generation_kwargs have do_sample: true with "
+                "temperature 0, which transformers refuses as well. Set eeh_args.temperature, 0 "
+                "for the most likely tokens."
+            )
         return Sampling(
             max_new_tokens=num,
-            temperature=float(given.get("temperature") or 1.0) if is_sampled else 0.0,
+            temperature=temperature,
             top_k=given.get("top_k") or None,
             top_p=float(given.get("top_p") or 1.0),
             seed=self._seed,

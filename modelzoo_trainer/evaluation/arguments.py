@@ -66,6 +66,11 @@ class HarnessArguments:
                 "fewshot_as_multiturn: true requires apply_chat_template. Set that, or remove "
                 "fewshot_as_multiturn."
             )
+        if self.check_integrity:
+            raise ConfigError(
+                "check_integrity: lm_eval would run tests of its own source code, which its "
+                "package does not have. Remove it."
+            )
         if self.use_cache is not None:
             raise ConfigError(
                 f"use_cache: lm_eval finds answers in the file {self.use_cache!r} by their "
@@ -152,7 +157,6 @@ class HarnessArguments:
         return {
             "num_fewshot": self.num_fewshot,
             "limit": int(limit) if limit is not None and limit >= 1 else limit,
-            "check_integrity": self.check_integrity,
             "write_out": self.write_out,
             "log_samples": self.writes_samples,
             "system_instruction": self.system_instruction,

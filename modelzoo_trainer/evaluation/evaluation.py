@@ -19,6 +19,7 @@ from modelzoo_trainer.evaluation.scoring import ScoringLoop, ScoringPlan
 from modelzoo_trainer.evaluation.tasks import LoadedTasks, messages_in_log
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.devices import Comm
     from modelzoo_trainer.trainer import Trainer
 
 
@@ -27,7 +28,6 @@ class Evaluation:
 
     Args:
         arguments: Those of `lm_eval`.
-        tasks: The tasks, in the main process.
         tokenizer: The tokenizer.
         max_length: Maximum number of tokens of an input.
         batch_size: Rows per forward pass of each process.
@@ -36,14 +36,13 @@ class Evaluation:
     def __init__(
         self,
         arguments: HarnessArguments,
-        tasks: LoadedTasks | None,
         tokenizer: Any,
         *,
         max_length: int,
         batch_size: int,
     ) -> None:
         self._arguments = arguments
-        self._tasks = tasks
+        self._tasks: LoadedTasks | None = None
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._batch_size = batch_size
@@ -76,26 +75,43 @@ class Evaluation:
         found: dict[str, float] | None = backend.comm.broadcast_object(metrics)
         return found
 
+    def load(self, model: Any, comm: Comm) -> None:
+        """Load the tasks and their data; called by the main process only, before `run`.
+
+        Raises:
+            ConfigError: If a task cannot be loaded, or evaluated here.
+        """
+        self._tasks = LoadedTasks(self._arguments)
+        adapter = self._adapter(model, Processes(comm, lambda kind, values: {}))
+        own = self._arguments.sampling or {}
+        for task in self._tasks:
+            if task.OUTPUT_TYPE == "generate_until":
+                adapter.check_generation({**(task.get_config("generation_kwargs") or {}), **own})
+
+    def _adapter(self, model: Any, processes: Processes) -> Any:
+        adapter = adapter_class()()
+        facts = Facts(
+            tokenizer=self._tokenizer,
+            max_length=self._max_length,
+            batch_size=self._batch_size,
+            seed=self._arguments.seeds[2] or 0,
+            ends=generation_settings(model)[0],
+        )
+        adapter.prepare(facts, processes)
+        return adapter
+
     def _lead(self, trainer: Trainer, processes: Processes, folder: Path) -> dict[str, float]:
         """Run `lm_eval` in the main process."""
         from lm_eval.evaluator import simple_evaluate
 
         arguments = self._arguments
-        adapter = adapter_class()()
-        ends, ignored = generation_settings(trainer.model)
+        adapter = self._adapter(trainer.model, processes)
+        _, ignored = generation_settings(trainer.model)
         if ignored:
             log.warning(
                 "%s of the model's generation_config: not applied to tasks that generate text.",
                 ", ".join(ignored),
             )
-        facts = Facts(
-            tokenizer=self._tokenizer,
-            max_length=self._max_length,
-            batch_size=self._batch_size,
-            seed=arguments.seeds[2] or 0,
-            ends=ends,
-        )
-        adapter.prepare(facts, processes)
         assert self._tasks is not None  # loaded in the main process
         with messages_in_log(arguments.verbosity):
             results = simple_evaluate(

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.errors import ConfigError, reason_of, suggest
 from modelzoo_trainer.evaluation.arguments import HarnessArguments
 
 log = logging.getLogger("modelzoo_trainer.evaluation")
@@ -39,9 +39,12 @@ class LoadedTasks:
         self._tasks, self.task_index = _load(arguments)
         self.names = sorted(self._tasks["tasks"])
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._tasks["tasks"].values())
+
     def load(self, names: Any) -> dict[str, Any]:
         """Return the tasks; `names` is ignored."""
-        for task in self._tasks["tasks"].values():
+        for task in self:
             task._instances = None  # requests and answers of the last evaluation
         return self._tasks
 
@@ -61,7 +64,13 @@ def _load(arguments: HarnessArguments) -> tuple[dict[str, Any], dict[str, Any]]:
             except KeyError:
                 log.debug("A group of %s has tasks of lm_eval.", folders)
     whole = TaskManager(include_path=folders or None)
-    return _loaded(arguments, whole), whole.task_index
+    try:
+        return _loaded(arguments, whole), whole.task_index
+    except KeyError as error:
+        raise ConfigError(
+            f"eeh_args.tasks: the tasks {', '.join(arguments.names)} cannot be loaded: one of them "
+            f"names {error}, a split or a task, which does not exist. Correct its YAML file."
+        ) from error
 
 
 def _known(name: str, manager: Any) -> bool:
@@ -90,6 +99,7 @@ def _loaded(arguments: HarnessArguments, manager: Any) -> dict[str, Any]:
             found[key] |= value
     for name, task in found["tasks"].items():
         _check_task(name, task, runs_code=arguments.confirm_run_unsafe_code)
+        _check_prompts(name, task, arguments)
     return found
 
 
@@ -115,11 +125,15 @@ def _load_one(name: str, manager: Any) -> dict[str, Any]:
     except KeyError:
         raise
     except Exception as error:  # whatever its data or its code raises
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        advice = "Correct its YAML file."
+        if isinstance(error, OSError):
+            advice = (
+                "Its data are read with the library datasets; without a network they must be in "
+                "its cache (HF_HOME): load the task once where there is a network, and copy that "
+                "folder."
+            )
         raise ConfigError(
-            f"eeh_args.tasks: the task {name!r} cannot be loaded ({type(error).__name__}: {text}). "
-            f"Its data are read with the library datasets; without a network they must be in its "
-            f"cache (HF_HOME): load the task once where there is a network, and copy that folder."
+            f"eeh_args.tasks: the task {name!r} cannot be loaded ({_first_line(error)}). {advice}"
         ) from error
     return loaded
 
@@ -134,6 +148,32 @@ def _check_task(name: str, task: Any, *, runs_code: bool) -> None:
             f"eeh_args.tasks: {name!r} runs code that the model writes, in this process. Remove "
             f"it, or set confirm_run_unsafe_code: true where that does no harm."
         )
+
+
+def _check_prompts(name: str, task: Any, arguments: HarnessArguments) -> None:
+    """Raise a `ConfigError` if no prompt can be made, as with more examples than there are."""
+    num = arguments.num_fewshot
+    if num is not None and task.get_config("num_fewshot") != 0:  # as lm_eval does
+        task.set_config(key="num_fewshot", value=num)
+    task.set_fewshot_seed(seed=arguments.seeds[3])
+    num = task.get_config("num_fewshot") or 0
+    try:
+        task.build_all_requests(limit=1)
+    except Exception as error:  # whatever its code raises
+        if not num:
+            raise ConfigError(
+                f"eeh_args.tasks: no prompt of the task {name!r} can be made "
+                f"({_first_line(error)}). Correct its YAML file."
+            ) from error
+        raise ConfigError(
+            f"eeh_args.num_fewshot: no prompt of the task {name!r} can be made with {num} "
+            f"examples ({_first_line(error)}). Set num_fewshot to fewer than it has documents for "
+            f"examples, or correct its YAML file."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return reason_of(error).strip().splitlines()[0]
 
 
 def _commit() -> str | None:

@@ -117,19 +117,54 @@ def test_tasks_with_images_or_code_are_refused(folder, monkeypatch) -> None:
 
 
 def test_a_task_that_leaves_no_room_for_a_prompt_is_refused(folder) -> None:
-    trainer = make(folder, args={"tasks": WRITE, "max_tokens": LIMIT})
     with pytest.raises(ConfigError, match=r"up to 48 tokens.*eeh_args.max_tokens"):
-        trainer.validate_all()
+        make(folder, args={"tasks": WRITE, "max_tokens": LIMIT})
 
 
-def test_a_setting_of_generation_that_would_have_no_effect_is_refused(folder, tmp_path) -> None:
-    task = yaml.safe_load((folder / "tasks" / f"{WRITE}.yaml").read_text(encoding="utf-8"))
-    task["task"] = "beams"
-    task["generation_kwargs"]["num_beams"] = 4
-    (tmp_path / "beams.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
-    trainer = make(folder, args={"tasks": "beams", "include_path": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"'num_beams' \(4\), which is not supported"):
-        trainer.validate_all()
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 4}, r"'num_beams' \(4\), which is not supported"),
+        ({"do_sample": True, "temperature": 0}, "do_sample: true with temperature 0"),
+    ],
+)
+def test_settings_of_generation_that_cannot_be_used_are_refused(
+    folder, tmp_path, settings, message
+) -> None:
+    task = task_of(folder, WRITE, "own")
+    task["generation_kwargs"] |= settings
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        make(folder, args={"tasks": "own", "include_path": str(tmp_path)})
+
+
+def task_of(folder: Path, name: str, new: str) -> Any:
+    """Return the settings of a task under another name."""
+    text = (folder / "tasks" / f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text) | {"task": new}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_fewshot": 14}, "no prompt of the task 'own' can be made with 14 examples"),
+        ({"test_split": "tst"}, "names 'tst', a split or a task, which does not exist"),
+        ({"doc_to_text": "{{a.b}}"}, "'own' cannot be loaded .*'a' is undefined.*its YAML file"),
+    ],
+)
+def test_a_task_that_cannot_be_used_is_refused(
+    folder, tmp_path, monkeypatch, settings, message
+) -> None:
+    from lm_eval import tasks
+
+    real = tasks.TaskManager  # reading all tasks takes 15 s
+    task = task_of(folder, CHOICE, "own") | settings
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+    monkeypatch.setattr(
+        tasks, "TaskManager", lambda **own: real(**(own | {"include_defaults": False}))
+    )
+    with pytest.raises(ConfigError, match=message):
+        make(folder, args={"tasks": "own", "include_path": str(tmp_path)})
 
 
 def test_two_evaluations_have_different_names(folder) -> None:

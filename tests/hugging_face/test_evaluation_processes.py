@@ -44,8 +44,13 @@ def folder(tmp_path_factory) -> Path:
     return base
 
 
-def harness(folder: Path, tokens: int = 12, **options: Any) -> EleutherEvalHarness:
-    own = {"tasks": f"{CHOICE},{WRITE},{PERPLEXITY}", "include_path": str(folder / "tasks")}
+ALL = f"{CHOICE},{WRITE},{PERPLEXITY}"
+
+
+def harness(
+    folder: Path, tokens: int = 12, tasks: str = ALL, **options: Any
+) -> EleutherEvalHarness:
+    own = {"tasks": tasks, "include_path": str(folder / "tasks")}
     tokenizer = str(folder / "tokenizer")
     options = {"batch_size": 3, "pretrained_model_name_or_path": tokenizer} | options
     return EleutherEvalHarness(own | {"log_samples": True, "max_tokens": tokens}, **options)
@@ -171,7 +176,8 @@ class Stops(ValidationCallback):
 def end_early(rank: int, folder: Path, out: Path) -> list[str]:
     """Return the outcomes of an evaluation that is stopped, and of one that is refused."""
     found = []
-    for number, callbacks in enumerate(([harness(folder), Stops()], [harness(folder, tokens=48)])):
+    short = harness(folder, tasks=CHOICE, max_sequence_length=2)
+    for number, callbacks in enumerate(([harness(folder), Stops()], [short])):
         trainer = Trainer(
             device="cpu",
             model=our_llama(folder / "model"),
@@ -191,4 +197,25 @@ def test_all_processes_end_together(folder, tmp_path) -> None:
 
     assert found[0] == found[1]
     assert found[0][0] == "{}"
-    assert "generates up to 48 tokens" in found[0][1]
+    assert "and 2 is the most that can be scored" in found[0][1]
+
+
+def make_unusable(rank: int, folder: Path, out: Path) -> str:
+    """Return the message about a task that cannot be evaluated."""
+    try:
+        Trainer(
+            device="cpu",
+            model=our_llama(folder / "model"),
+            model_dir=out,
+            callbacks=[harness(folder, tokens=48)],
+        )
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_all_processes_refuse_a_task_together(folder, tmp_path) -> None:
+    found = run_ranks(2, make_unusable, folder, tmp_path)
+
+    assert found[0] == found[1]
+    assert "generates up to 48 tokens" in found[0]
