@@ -182,7 +182,22 @@ def _made(
     else:
         tensors = step.rule.to_ours(read, step.shapes)
     for name, tensor in zip(step.outputs, tensors, strict=True):
-        yield name, tensor.to(specs[name].dtype)
+        yield name, _as_dtype(tensor, specs[name].dtype, name)
+
+
+def _as_dtype(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Return a tensor in another dtype; refuse one with values that are infinite in it alone."""
+    if tensor.dtype == dtype:
+        return tensor
+    found = tensor.to(dtype)
+    is_narrower = torch.finfo(dtype).max < torch.finfo(tensor.dtype).max
+    if is_narrower and bool((found.isinf() & tensor.isfinite()).any()):
+        largest = tensor.abs().nan_to_num(0.0, 0.0).max().item()
+        raise CheckpointError(
+            f"Tensor {name!r} has values up to {largest:.3g}, which {dtype} cannot represent. Use "
+            f"bfloat16 or float32 as dtype."
+        )
+    return found
 
 
 def _num_rounded(step: _Step, source: Source, made: Tensor) -> int:
