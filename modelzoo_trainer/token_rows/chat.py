@@ -84,7 +84,9 @@ class ChatTemplate:
         try:
             text: str = self._template.render(messages=messages, **given)
         except Exception as error:  # jinja2's own, or what the template does to the content
-            raise ConfigError(f"the chat template fails: {error}") from error
+            raise ConfigError(
+                f"the chat template fails: {error}. Change the messages, or set another template."
+            ) from error
         return text
 
     def locate(self, turns: Sequence[tuple[str, Sequence[str]]]) -> Located | None:
@@ -98,7 +100,8 @@ class ChatTemplate:
             turns: Role and texts of the regions.
 
         Returns:
-            None if the template omits, repeats or changes a region.
+            None if the template omits, repeats or changes a region, or decides by how one begins or
+            ends.
 
         Raises:
             ConfigError: If the template refuses the roles.
@@ -119,10 +122,10 @@ class ChatTemplate:
         text, blocks = _blocks(self.render(messages, **variables), *around)
         found = _without_marks(text, marked, begin, end)
         if found is None:
-            messages[-1] = {"role": turns[-1][0], "content": "".join(turns[-1][1])}
+            messages[-1] = _plain(turns)[-1]
             text, blocks = _blocks(self.render(messages, **variables), *around)
             found = self._by_prefix(text, messages, marked, begin, end)
-        if found is None:
+        if found is None or found[0] != self.render(_plain(turns)):
             return None
         # Marks of regions that are before a place are not in the text that is returned.
         places = [place - sum(map(text[:place].count, (begin, end))) for place in blocks]
@@ -153,15 +156,23 @@ class ChatTemplate:
         return start + rest, [*spans, Span(len(start), stop, turn, region)]
 
     def end_of_answer(self) -> str | None:
-        """Return what the template writes after the last message, an answer.
+        """Return what the template writes after the last message, an answer, and what is learned.
 
-        None if the template refuses a user's message with an answer.
+        Of a template with `{% generation %}` blocks, this is only what is in them. None if the
+        template refuses a user's message with an answer.
         """
         try:
             found = self.locate([("user", ["a"]), ("assistant", ["b"])])
         except ConfigError:
             return None
-        return None if found is None else found.text[found.spans[-1].stop :]
+        if found is None:
+            return None
+        stop = max((stop for _, stop in found.generated), default=0)
+        return found.text[found.spans[-1].stop : stop if self.marks_answers else None]
+
+
+def _plain(turns: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": "".join(regions)} for role, regions in turns]
 
 
 def _blocks(text: str, begin: str, end: str) -> tuple[str, list[int]]:

@@ -109,7 +109,11 @@ def test_chats_without_text_or_pairs_are_skipped_with_advice(
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "role": (chat(USER, ANSWER, message("tool", "x")), "the role 'tool'; known roles: system"),
-    "calls": (chat(USER, CALL), "'tool_calls'.*Write them into the text"),
+    "calls": (chat(USER, CALL), "'tool_calls'.*Write it into the text"),
+    "thinking": (
+        chat(USER, {**ANSWER, "reasoning_content": "so"}),
+        "'reasoning_content', which would not be learned",
+    ),
     "image": (chat(message("user", [{"type": "image"}]), ANSWER), "part of the type 'image'"),
     "parts": (chat(message("user", ["a"]), ANSWER), "must be objects with 'type' and 'text'"),
     "content": (chat({"role": "user"}), "no 'content'; it has: role. Set .*message_content_key"),

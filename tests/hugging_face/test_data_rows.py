@@ -222,10 +222,13 @@ def test_answers_that_are_cut_keep_the_token_that_ends_them(
     assert "9 examples cut to max_sequence_length" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "answer", ["{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>"]
+)
 def test_a_template_without_an_end_is_warned_of(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, answer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template = f"{{% for m in messages %}}[{{{{ m.role }}}}]{answer}{{% endfor %}}"
 
     make(folder, task="chat", chat_template=template)
 

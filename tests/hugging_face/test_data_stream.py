@@ -197,8 +197,10 @@ def test_the_fingerprint_of_a_stream_is_of_its_rows_and_their_order(
         fingerprint(folder, moved, shuffle=False),
         fingerprint(folder, moved, shuffle_seed=3),
         fingerprint(folder, moved, path=str(moved), data_files=None, min_sequence_length=1),
+        fingerprint(folder, moved, path=str(moved), data_files="part0.jsonl", packing=False),
+        fingerprint(folder, moved, path=str(moved), data_files="part1.jsonl", packing=False),
     ]
-    assert len({first, *others}) == 13
+    assert len({first, *others}) == 15
 
 
 def test_a_template_is_part_of_the_fingerprint(folder: Path, tmp_path: Path) -> None:

@@ -48,9 +48,10 @@ def test_text_like_the_marks_does_no_harm():
         "{% for m in messages[1:] %}{{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ m.content + m.content }}{% endfor %}",
         "{% for m in messages %}{{ m.content.split('Y')[-1] }}{% endfor %}",
+        "{% for m in messages %}{{ m.content[:1] == 'H' }}{{ m.content }}{% endfor %}",
     ],
 )
-def test_a_template_that_omits_or_repeats_text_has_no_places(source):
+def test_a_template_that_omits_repeats_or_looks_at_text_has_no_places(source):
     assert ChatTemplate(source, {}).locate(TURNS) is None
 
 

@@ -210,8 +210,8 @@ def _warn_of_no_end(settings: EncodingSettings, tokenizer: Tokenizer) -> None:
     source = settings.chat_template
     if source is not None and tokenizer.chat_template(source).end_of_answer() == "":
         log.warning(
-            "The chat template writes nothing after an answer: a model does not learn where an "
-            "answer ends. Let the template write eos_token there."
+            "The chat template writes nothing after an answer, or not in its generation block: a "
+            "model does not learn where an answer ends. Let the template write eos_token there."
         )
 
 

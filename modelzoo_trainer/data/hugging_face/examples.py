@@ -27,7 +27,7 @@ _ROLES: Final = {
 }
 
 
-_CALLS: Final = ("tool_calls", "function_call")
+_BESIDE_TEXT: Final = ("tool_calls", "function_call", "reasoning_content", "thinking")
 
 
 class _Answer(NamedTuple):
@@ -172,11 +172,11 @@ class ReadTurns:
                 f"a message in column {column!r} has no {missing[0]!r}; it has: {has}. Set "
                 f"message_role_key and message_content_key."
             )
-        calls = next((key for key in _CALLS if message.get(key)), None)
-        if calls is not None:
+        beside = next((key for key in _BESIDE_TEXT if message.get(key)), None)
+        if beside is not None:
             raise ConfigError(
-                f"a message in column {column!r} has {calls!r}, of which no row can be made. Write "
-                f"them into the text of the message, or remove the row."
+                f"a message in column {column!r} has {beside!r}, which would not be learned. Write "
+                f"it into the text of the message, or remove the row."
             )
         role = message[keys[0]]
         if not isinstance(role, str) or role not in _ROLES:

@@ -132,10 +132,11 @@ class DatasetSource:
         if place.is_file():
             return [(place.name, place)]
         if self.data_files is not None:
+            base = place if place.is_dir() and self.path not in _BUILDERS else Path()
             found = [
                 Path(name)
                 for pattern in _names(self.data_files)
-                for name in sorted(glob.glob(self._below(pattern), recursive=True))
+                for name in sorted(glob.glob(str(base / self._below(pattern)), recursive=True))
             ]
             return [(file.name, file) for file in found if file.is_file()]
         folder = place if self.data_dir is None else Path(self.data_dir).expanduser()
