@@ -31,7 +31,9 @@ OF_ADAPTER: Final = (
 
 _WEIGHTS_PATTERNS: Final = (("*.safetensors",), ("pytorch_model*.bin",))
 _INSTALL: Final = 'pip install "modelzoo-trainer[huggingface]"'
-_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""What names of repositories of the Hub match."""
+
 _OF_OTHERS: Final = ("*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.ckpt", "*.pt", "*.pth", "*.pkl")
 # Files of torch.save: an archive, or (before version 1.6) a pickle of this number first.
 _ARCHIVE: Final = b"PK\x03\x04"
@@ -84,7 +86,7 @@ def local_folder(
         return path
     if path.exists():
         raise ConfigError(f"{key}: {given!r} is a file. Give the folder that contains it.")
-    if isinstance(name_or_path, Path) or not _HUB_NAME.fullmatch(given):
+    if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(given):
         raise ConfigError(
             f"{key}: there is no folder {given!r}. Give a folder that exists, or the name of a "
             f"repository of the Hub: 'owner/name'."
