@@ -34,8 +34,13 @@ from modelzoo_trainer.conversion.adapter_folder import (
 )
 from modelzoo_trainer.conversion.adapters import LoraLayer, MergedAdapters, lora_layers
 from modelzoo_trainer.conversion.engine import InMemory, PartOf, Source
-from modelzoo_trainer.conversion.family import families, family_for
-from modelzoo_trainer.conversion.hugging_face import merged_settings, plan_export, write_export
+from modelzoo_trainer.conversion.family import families
+from modelzoo_trainer.conversion.hugging_face import (
+    family_fitting,
+    merged_settings,
+    plan_export,
+    write_export,
+)
 from modelzoo_trainer.conversion.tokenizer_files import TokenizerFiles, read_tokenizer
 from modelzoo_trainer.conversion.transformers_model import (
     TheirExport,
@@ -160,11 +165,7 @@ class HuggingFaceCheckpoint(Callback):
                 f"{type(model).__name__}: only the adapters of models of transformers can be "
                 f"written alone. Set it to true."
             )
-        settings = merged_settings(model, self._layers)
-        if self.family is None:
-            family_for(settings, None)
-        else:
-            families()[self.family].make_config(settings)
+        family_fitting(merged_settings(model, self._layers), family=self.family)
 
     def _tokenizer(self, model: Module) -> TokenizerFiles:
         if self.tokenizer is None:

@@ -33,11 +33,12 @@ _BASE: Final = ".base_layer."
 class Lora(Callback):
     """Train LoRA adapters (Hu et al. 2021, arXiv:2106.09685) instead of the full weights.
 
-    Adapters come from the `peft` library; the rest of the model is frozen. The model keeps its
-    class and methods. Checkpoints contain the adapters and the frozen weights. A run may start from
-    a checkpoint or a weights file without adapters: these keep their initial values then, which add
-    nothing. With several settings, a layer gets the first one that matches it. A model may name
-    children that get none in its attribute `frozen_parts`, such as the reference of `dpo`.
+    Adapters come from the `peft` library, in float32; the rest of the model is frozen. The model
+    keeps its class and methods. Checkpoints contain the adapters and the frozen weights. A run may
+    start from a checkpoint or a weights file without adapters: these keep their initial values
+    then, which add nothing. With several settings, a layer gets the first one that matches it. A
+    model may name children that get none in its attribute `frozen_parts`, such as the reference of
+    `dpo`.
 
     Args:
         lora_params: Settings `r`, `alpha`, `dropout`, `fan_in_fan_out`, `merge_weights` and
@@ -78,12 +79,13 @@ class Lora(Callback):
                 f"adapters; for different settings per layer, pass a list of lora_params to one "
                 f"Lora."
             )
-        inject, peft_config = _library()
+        inject, peft_config, cast = _library()
         chosen = choose_layers(model, self.lora_params)
         for config, names in zip(self.lora_params, chosen, strict=True):
             if names:
                 inject(peft_config(**peft_settings(config, names)), model, _ADAPTER)
                 del model.peft_config  # peft refuses a second one; nothing here reads it
+        cast(model, _ADAPTER)
         for name, param in model.named_parameters():
             param.requires_grad_(_OWN.search(name) is not None)
         layers = dict(model.named_modules())
@@ -138,16 +140,17 @@ class Lora(Callback):
         state_dict["model"] = renamed | trainer.backend.host_state(adapters)
 
 
-def _library() -> tuple[Any, Any]:
+def _library() -> tuple[Any, Any, Any]:
     try:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
+        from peft.tuners.tuners_utils import cast_adapter_dtype
     except ImportError:
         raise ConfigError(
             "Lora requires the peft library, which is not installed: "
             "pip install 'modelzoo-trainer[lora]'"
         ) from None
-    return inject_adapter_in_model, PeftConfig
+    return inject_adapter_in_model, PeftConfig, cast_adapter_dtype
 
 
 def _is_alone(layer: Any, layers: Iterable[Module]) -> bool:

@@ -308,7 +308,8 @@ def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, Plan]
         tokenizer_where=where,
         shard_bytes=request.shard_bytes,
     )
-    return f"{export.config['architectures'][0]}", export.plan
+    what = f"{export.config['architectures'][0]}"
+    return f"{what}, scales multiplied into its weights" if export.factors else what, export.plan
 
 
 def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, Plan]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from modelzoo_trainer.conversion.engine import (
     shapes_of,
 )
 from modelzoo_trainer.conversion.family import Family, families, family_for, family_of
+from modelzoo_trainer.conversion.scales import FACTORS, Scaled, without_factors
 from modelzoo_trainer.conversion.tokenizer_files import (
     GENERATION,
     TokenizerFiles,
@@ -63,7 +64,10 @@ def merged_settings(settings: DecoderSettings, layers: Collection[str]) -> Decod
     ends = {OUR_HEAD.removesuffix(".weight"), OUR_EMBEDDING.removesuffix(".weight")}
     if not settings.share_embedding_weights or ends.isdisjoint(layers):
         return settings
-    arguments = arguments_of(settings) | {"share_embedding_weights": False}
+    return _settings_with(settings, {**arguments_of(settings), "share_embedding_weights": False})
+
+
+def _settings_with(settings: DecoderSettings, arguments: Mapping[str, Any]) -> DecoderSettings:
     cls: Any = settings.SETTINGS if isinstance(settings, Decoder) else type(settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of settings without effect: said when the model was made
@@ -79,11 +83,13 @@ class Export:
         family: The family.
         config: The content of config.json.
         plan: The tensors.
+        factors: Those that are multiplied into the weights, by layer.
     """
 
     family: Family
     config: Mapping[str, Any]
     plan: Plan
+    factors: Mapping[str, float]
 
 
 def plan_export(
@@ -109,11 +115,8 @@ def plan_export(
         ConfigError: If a setting has no counterpart.
         CheckpointError: If the tensors are not those of the settings.
     """
-    if family is None:
-        found, config = family_for(settings, name)
-    else:
-        found = _family_asked(family)
-        config = found.make_config(settings)
+    found, config, settings, factors = family_fitting(settings, name=name, family=family)
+    source = Scaled(source, factors) if factors else source
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of settings without effect: said when the model was made
         shapes = shapes_of(found.model_class, arguments_of(settings))
@@ -121,7 +124,55 @@ def plan_export(
     embedding = plan.specs[found.embedding].dtype
     config = config | {"dtype": str(embedding).removeprefix("torch.")}
     config["torch_dtype"] = config["dtype"]  # the key before transformers 5
-    return Export(family=found, config=config, plan=plan)
+    return Export(family=found, config=config, plan=plan, factors=factors)
+
+
+def family_fitting(
+    settings: DecoderSettings, *, name: str | None = None, family: str | None = None
+) -> tuple[Family, dict[str, Any], DecoderSettings, dict[str, float]]:
+    """Return the family of our settings, its config.json, and the settings that it fits.
+
+    These differ from ours if the factors of muP and others are to be multiplied into the weights.
+
+    Args:
+        settings: Of our decoder.
+        name: The name of the model in its configuration; its family is tried first.
+        family: The name of the family; None = the first that fits.
+
+    Returns:
+        The family, config.json, the settings, and the factors: see `scales.without_factors`.
+
+    Raises:
+        ConfigError: If a setting has no counterpart.
+    """
+
+    def fit(one: DecoderSettings) -> tuple[Family, dict[str, Any]]:
+        if family is None:
+            return family_for(one, name)
+        asked = _family_asked(family)
+        return asked, asked.make_config(one)
+
+    refusals: list[ConfigError] = []
+    for one, factors in _with_fewer_factors(settings):
+        try:
+            return *fit(one), one, factors
+        except ConfigError as error:
+            refusals.append(error)
+    others = (one for one in refusals if str(one).partition(":")[0] not in FACTORS)
+    raise next(others, refusals[0])
+
+
+def _with_fewer_factors(
+    settings: DecoderSettings,
+) -> Iterator[tuple[DecoderSettings, dict[str, float]]]:
+    """Yield the settings, then those with factors multiplied into the weights."""
+    yield settings, {}
+    for of_embedding in dict.fromkeys((False, settings.embeddings_scale != 1)):
+        arguments, factors = without_factors(
+            settings, arguments_of(settings), of_embedding=of_embedding
+        )
+        if factors:
+            yield _settings_with(settings, arguments), factors
 
 
 def _family_asked(name: str) -> Family:

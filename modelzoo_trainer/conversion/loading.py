@@ -30,19 +30,36 @@ def read_weights_for(model: nn.Module, path: Path) -> dict[str, Tensor]:
     `Dpo` with one.
 
     Raises:
-        ConfigError: If the model of the folder has other settings than the decoder, or is none.
+        ConfigError: If the model of the folder has other settings than the model, or is none.
         CheckpointError: If the files are damaged, or do not match config.json.
     """
     from modelzoo_trainer.models.decoder import Decoder  # only now: a run may have no such model
 
     decoder = getattr(model, "policy_model", model)
     is_theirs = path.is_dir() and (path / CONFIG_FILE).is_file()
+    folder = path if path.is_dir() else path.parent
+    if _is_of_transformers(decoder) and (folder / CONFIG_FILE).is_file():
+        _check_theirs(decoder, folder)
     if not is_theirs or not isinstance(decoder, Decoder):
         return lazy_state(open_weights(path))
     weights = open_weights(path)
     if "token_embeddings.weight" in weights.names():  # ours, with a config.json beside them
         return lazy_state(weights)
     return _translated(decoder, path)
+
+
+def _is_of_transformers(model: Any) -> bool:
+    """Return whether a model is one of `transformers`, or contains one: `hf_causal_lm`."""
+    config = getattr(model, "config", None)
+    return hasattr(config, "model_type") and hasattr(config, "get_text_config")
+
+
+def _check_theirs(model: Any, folder: Path) -> None:
+    """Refuse a folder of a model of `transformers` with other settings than the run's model."""
+    from modelzoo_trainer.models.hugging_face.folder_settings import check_folder
+
+    settings = getattr(model, "settings", None)  # of hf_causal_lm and hf_model
+    check_folder(model.config, folder, getattr(settings, "config_overrides", None))
 
 
 def _translated(decoder: Any, folder: Path) -> dict[str, Tensor]:

@@ -56,6 +56,53 @@ def num_next(input_ids: Tensor, labels: Tensor, mask: Tensor | None) -> int:
     return nexts if nexts > int((counts & (labels == input_ids)).sum().item()) else 0
 
 
+def mostly_next(input_ids: Tensor, labels: Tensor, mask: Tensor | None) -> bool:
+    """Return whether most of the labels that count are the next tokens.
+
+    Args:
+        input_ids: The tokens, in host memory.
+        labels: The labels; -100 does not count.
+        mask: 0 where a label does not count; None = all count.
+
+    Shapes:
+        input_ids, labels, mask: (B, T) integer.
+
+    Cost:
+        Reads values: not for use in a step.
+    """
+    return 2 * num_next(input_ids, labels, mask) > int(_counted(labels, mask).sum().item())
+
+
+def other_padding(input_ids: Tensor, mask: Tensor, pad: int) -> int | None:
+    """Return a token that padding has, although it is not that of the model; None if there is none.
+
+    Args:
+        input_ids: The tokens, in host memory.
+        mask: 0 for padding.
+        pad: The padding token of the model.
+
+    Shapes:
+        input_ids, mask: (B, T) integer.
+
+    Cost:
+        Reads values: not for use in a step.
+    """
+    found = input_ids[(mask == 0) & (input_ids != pad)]
+    return int(found[0].item()) if found.numel() else None
+
+
+def largest(values: Tensor) -> int:
+    """Return the largest of some integers, at least 0.
+
+    Args:
+        values: In host memory.
+
+    Cost:
+        Reads values: not for use in a step.
+    """
+    return max(int(values.max().item()), 0) if values.numel() else 0
+
+
 def begin_again(position_ids: Tensor, mask: Tensor | None) -> bool:
     """Return whether positions begin again within a row, as those of packed documents do.
 

@@ -78,7 +78,7 @@ def test_what_cannot_be_written_is_refused_before_training(tmp_path: Path) -> No
             trainer.fit([BATCH])
 
     refused("is Linear", lambda: torch.nn.Linear(1, 1))
-    refused("embeddings_scale: 2.0", lambda: Gpt2(**SIZES, embeddings_scale=2.0), family="gpt2")
+    refused("norm_type: rmsnorm", lambda: Gpt2(**SIZES, norm_type="rmsnorm"), family="gpt2")
     refused("'gpt3' is unknown", family="gpt3")
     adapted = Gpt2(**SIZES)
     adapted.layers[0].base_layer = torch.nn.Linear(1, 1)

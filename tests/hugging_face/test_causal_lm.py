@@ -175,6 +175,59 @@ def test_overrides_change_only_what_they_name(folder: Path) -> None:
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt"])
+def test_padding_on_the_left_gives_the_loss_of_the_rows_alone(model_type: str) -> None:
+    opt = {"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 1, "ffn_dim": 64}
+    opt |= {"num_attention_heads": 4, "vocab_size": 100, "word_embed_proj_dim": 32}
+    torch.manual_seed(0)
+    config = opt if model_type == "opt" else config_of(model_type)
+    model = HfCausalLm(config=config, shift_labels=True).eval()
+    tokens = language_batch(num_rows=2)["input_ids"].long()
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    batch = {"input_ids": tokens, "attention_mask": mask}
+    batch["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    found = model(batch | {"labels": tokens.masked_fill(mask == 0, -100)})
+    alone = [tokens[:1, 3:], tokens[1:]]
+    sums = [model.model(input_ids=one, labels=one).loss * (one.numel() - 1) for one in alone]
+    assert found["num_items"] == 4 + 7
+    torch.testing.assert_close(found["loss"], torch.stack(sums).sum() / 11)
+
+
+EXPERTS = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen2_moe"])
+def test_the_loss_of_experts_does_not_count_padding(model_type: str) -> None:
+    model = make(model_type, config_overrides=EXPERTS | {"pad_token_id": 0})
+    shifting = make(model_type, config_overrides=EXPERTS | {"pad_token_id": 0}, shift_labels=True)
+    tokens = language_batch(length=8)["input_ids"].long()
+    mask = torch.ones_like(tokens)
+    mask[1:, 5:] = 0  # row 0 has no padding
+    labels = tokens.masked_fill(mask == 0, -100)
+    theirs = model.model(input_ids=tokens, attention_mask=mask, labels=labels)
+    given = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+    torch.testing.assert_close(shifting(given)["loss"], theirs.loss)
+    # As the data processors here have it: the last token is no input, padding has the weight 0.
+    ours = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "attention_mask": mask[:, 1:]}
+    cut = model.model(input_ids=tokens[:, :-1], attention_mask=_inputs_of(mask))
+    expected = functional.cross_entropy(cut.logits.transpose(1, 2), labels[:, 1:])
+    torch.testing.assert_close(model(ours)["loss"], expected + 0.5 * cut.aux_loss)
+
+
+def _inputs_of(mask: torch.Tensor) -> torch.Tensor:
+    """Return which tokens are followed by one that counts."""
+    return torch.cat([mask[:, :1], mask[:, 2:]], dim=1)
+
+
+def test_packed_documents_are_refused_with_a_loss_of_experts() -> None:
+    batch = packed(documents())
+    for options in ({}, {"shift_labels": True}):
+        model = make("mixtral", config_overrides=EXPERTS, **options)
+        with pytest.raises(ConfigError, match=r"loss of experts .*output_router_logits: false"):
+            model(batch | {"labels": batch["input_ids"]})
+
+
 def test_generation_with_and_without_cache_is_the_same() -> None:
     model = make()
     prompt = language_batch()["input_ids"][:2, :5]

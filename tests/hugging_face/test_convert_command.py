@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.conversion.engine import InMemory
+from modelzoo_trainer.conversion.hugging_face import plan_export, write_export
+from tests.conversion.test_scales import CASES, made
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -75,3 +78,21 @@ def test_a_file_of_torch_save_is_read(tmp_path: Path) -> None:
     assert convert(tmp_path / "ours", tmp_path / "again", "--to", "hf") == 0
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
     assert again.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("case", ["mup", "norms of queries", "learned positions", "still tied"])
+def test_transformers_computes_the_logits_of_a_model_with_factors(
+    case: str, tmp_path: Path
+) -> None:
+    name, arguments = CASES[case]
+    model = made(name, arguments)
+    export = plan_export(InMemory(dict(model.state_dict())), model, where="the model", name=name)
+    write_export(export, tmp_path / "hf")
+    auto: Any = transformers.AutoModelForCausalLM
+    theirs, report = auto.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not report["missing_keys"]
+    tokens = torch.randint(0, 20, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            theirs.eval()(input_ids=tokens).logits, model.logits(tokens), atol=1e-5, rtol=1e-5
+        )

@@ -89,6 +89,16 @@ def test_a_folder_has_the_names_of_the_library(model_type: str, tmp_path: Path) 
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
 
 
+@pytest.mark.parametrize("options", [{"init_device": "meta"}, {"pretrained": False}], ids=str)
+def test_generation_settings_of_a_folder_whose_weights_are_not_loaded_by_transformers(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    base = save_base(tmp_path / "base")
+    given: dict[str, Any] = {"pretrained_model_name_or_path": str(base), **options}
+    fit(tmp_path, lambda: HfCausalLm(**given))
+    assert json.loads((tmp_path / "hf_2/generation_config.json").read_text())["max_length"] == 33
+
+
 @pytest.mark.parametrize("kind", ["plain", "injected", "PeftModel"])
 def test_models_of_the_library_without_a_wrapper(kind: str, tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(save_base(tmp_path / "base"))

@@ -94,3 +94,12 @@ def test_packed_documents_with_a_mask_of_ones_are_kept_apart() -> None:
     with torch.no_grad():
         found, alone = model(batch | {"attention_mask": mask}), model(batch)
     torch.testing.assert_close(found["logits"], alone["logits"], atol=1e-6, rtol=0)
+
+
+def test_tokens_beyond_the_vocabulary_are_named() -> None:
+    batch = language_batch()
+    batch["input_ids"][1, 2] = 100
+    for options in ({}, {"shift_labels": True}):
+        model = HfCausalLm(config=config_of("llama"), **options)
+        with pytest.raises(ConfigError, match=r"token 100, .* has 100 \(0 to 99\)"):
+            model.check_batch(batch)

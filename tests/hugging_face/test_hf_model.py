@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from modelzoo_trainer import Trainer, TrainingLoop
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.hugging_face.model import HfModel
 
@@ -143,6 +144,84 @@ def test_invalid_settings(options: dict[str, Any], message: str) -> None:
         HfModel(config=BERT, **options)
     with pytest.raises(ConfigError, match=message):
         HfModel.check_arguments(config=BERT, **options)
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 100}
+
+
+def test_language_models_of_other_classes_are_refused() -> None:
+    message = "AutoModelForPreTraining, which makes a language model of 'gpt2'.*hf_causal_lm"
+    for make in (HfModel, HfModel.check_arguments):
+        with pytest.raises(ConfigError, match=message):
+            make(auto_class="AutoModelForPreTraining", config=GPT2)
+    HfModel.check_arguments(auto_class="AutoModelForPreTraining", config=BERT)
+    HfModel.check_arguments(auto_class="AutoModelForMaskedLM", config={"model_type": "xlm"})
+
+
+@pytest.mark.parametrize("auto_class", ["AutoModelForMaskedLM", "AutoModelForTokenClassification"])
+def test_batches_of_language_models_are_refused(auto_class: str, tmp_path: Any) -> None:
+    options = {"num_labels": 100} if "Token" in auto_class else {}
+    model = HfModel(auto_class=auto_class, config=BERT | options)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, 100, (4, 9), generator=generator).int()
+    batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:].clone()}
+    ends = torch.ones_like(batch["labels"])
+    ends[:, 5:] = 0
+    batch["labels"][:, 4] = 0  # the end of a document
+    trainer = Trainer(
+        device="cpu",
+        model=model,
+        model_dir=tmp_path,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(max_steps=1),
+    )
+    for one in (batch, batch | {"attention_mask": ends}):
+        with pytest.raises(ConfigError, match=r"labels .* are the next tokens.*hf_causal_lm"):
+            trainer.fit([one])
+    packed = batch | {"attention_span": ends, "labels": batch["input_ids"]}
+    with pytest.raises(ConfigError, match="hf_causal_lm"):
+        model.check_batch(packed)
+
+
+def test_batches_of_other_tasks_are_not_taken_for_those_of_language_models() -> None:
+    config = BERT | {"num_labels": 10}
+    model = HfModel(auto_class="AutoModelForTokenClassification", config=config)
+    ids = torch.tensor([[5, 6, 7, 0, 0, 0], [5, 1, 1, 0, 0, 0]])
+    for labels in (ids % 2, torch.zeros_like(ids), ids, torch.full_like(ids, -100)):
+        model.check_batch({"input_ids": ids, "labels": labels})
+    model.check_batch({"input_ids": ids, "labels": torch.tensor([0, 1])})
+    model.check_batch({"pixel_values": torch.rand(1, 3, 4, 4), "labels": torch.tensor([0])})
+
+
+def test_padding_that_a_decoder_does_not_know_is_refused() -> None:
+    task = "AutoModelForSequenceClassification"
+    tokens, mask = TOKENS.clone(), torch.ones_like(TOKENS)
+    tokens[0, 2:], mask[0, 2:] = 7, 0
+    batch = {"input_ids": tokens, "attention_mask": mask, "labels": torch.tensor([0, 1, 0])}
+    without = HfModel(auto_class=task, config=GPT2)
+    with pytest.raises(ConfigError, match=r"'gpt2' classifies the last token .*Set pad_token_id"):
+        without.check_batch(batch)
+    without.check_batch({key: one[:1] for key, one in batch.items()})
+    other = HfModel(auto_class=task, config=GPT2 | {"pad_token_id": 0})
+    with pytest.raises(ConfigError, match=r"pad_token_id \(0\), but .*Set pad_token_id \(7\)"):
+        other.check_batch(batch)
+    known = HfModel(auto_class=task, config=GPT2 | {"pad_token_id": 7}).eval()
+    known.check_batch(batch)
+    alone = known({"input_ids": tokens[:1, :2]})["logits"]
+    torch.testing.assert_close(known(batch)["logits"][:1], alone)
+    HfModel(auto_class=task, config=BERT).check_batch(batch)
+
+
+def test_tokens_and_classes_that_the_model_does_not_have_are_named() -> None:
+    model = HfModel(auto_class="AutoModelForTokenClassification", config=BERT)
+    batch = {"input_ids": TOKENS, "labels": torch.zeros_like(TOKENS)}
+    model.check_batch(batch)
+    with pytest.raises(ConfigError, match=r"token 112, .* has 100 \(0 to 99\)"):
+        model.check_batch(batch | {"input_ids": TOKENS + 100})
+    with pytest.raises(ConfigError, match=r"label 5, but num_labels is 2 \(0 to 1\)"):
+        model.check_batch(batch | {"labels": torch.full_like(TOKENS, 5)})
+    masked = HfModel(auto_class="AutoModelForMaskedLM", config=BERT)
+    masked.check_batch(batch | {"labels": TOKENS})
 
 
 def test_batches_that_are_not_mappings_are_refused() -> None:

@@ -110,6 +110,19 @@ def test_adapters_alone_are_trained_and_merged_when_saved(
     assert not any("lora" in name or "base_layer" in name for name in stored)
 
 
+@pytest.mark.parametrize("init_device", ["cpu", "meta"])
+@pytest.mark.parametrize("way", ["callback", "peft_config"])
+def test_adapters_are_float32_with_any_type_of_the_weights(way: str, init_device: str) -> None:
+    options: dict[str, Any] = {"dtype": "bfloat16", "init_device": init_device}
+    if way == "callback":
+        losses, model = train(Lora({"r": 4, "target_modules": ["q_proj"]}), **options)
+    else:
+        losses, model = train(peft_config=ADAPTERS, **options)
+    types = {(one.requires_grad, one.dtype) for one in model.parameters()}
+    assert types == {(True, torch.float32), (False, torch.bfloat16)}
+    assert losses[0] > losses[2]
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_weights_of_the_library_by_their_names(model_type: str, tmp_path: Path) -> None:
     source = HfCausalLm(config=config_of(model_type))

@@ -61,12 +61,12 @@ def why_not_exported(model: dict[str, Any]) -> str | None:
 
     `model`: the section of the converted file.
     """
-    from modelzoo_trainer.conversion.family import family_for  # they import torch
+    from modelzoo_trainer.conversion.hugging_face import family_fitting  # they import torch
     from modelzoo_trainer.models.inner_decoder import decoder_of
 
     try:
         cls, arguments = decoder_of("model", model)
-        family_for(cls.settings_of(**arguments), None)
+        family_fitting(cls.settings_of(**arguments))
     except ConfigError as error:
         return str(error)
     return None

@@ -30,8 +30,13 @@ from modelzoo_trainer.token_rows.interface import Stats
 
 log = logging.getLogger("modelzoo_trainer.data.hugging_face")
 
-_FORMAT: Final = 1  # increase it when the same arguments give other rows
+_FORMAT: Final = 2  # increase it when the same arguments give other rows
 _SAID: Final[set[str]] = set()
+_ADVICE: Final = {
+    "too long": "To cut them, set truncation, or increase max_sequence_length",
+    "not pairs": "Change their messages: a system message or none, then a user's and an answer",
+    "chat template": "Set chat_template to one that writes each message once and as it is",
+}
 
 Ints = npt.NDArray[np.int64]
 
@@ -127,6 +132,8 @@ def cached_rows(dataset: Any, encoding: Encoding, cache_dir: Path, where: str) -
         if _is_usable(path, encoding):
             _say_once(f"Using the cached rows of {where}: {path}.npy")
             return path
+        for left in cache_dir.glob(f".{path.name}-*"):  # of a process that was killed
+            left.unlink()
         _write(dataset, encoding, path, where)
     return path
 
@@ -150,10 +157,16 @@ def report(stats: Stats, where: str) -> None:
     kept = stats.documents - stats.documents_skipped
     log.info("%s: made %d rows of %d examples", where, stats.rows, kept)
     for reason in skipped(stats):
-        advice = ""
-        if "too long" in reason:
-            advice = ". To cut them, set truncation, or increase max_sequence_length"
+        advice = next((f". {text}" for part, text in _ADVICE.items() if part in reason), "")
         log.warning("%s: %s%s", where, reason, advice)
+    if stats.documents_truncated:
+        lost = f"; {stats.answers_cut:,} of them have an answer without its end"
+        log.warning(
+            "%s: %s examples cut to max_sequence_length%s",
+            where,
+            f"{stats.documents_truncated:,}",
+            lost if stats.answers_cut else "",
+        )
 
 
 def _write(dataset: Any, encoding: Encoding, path: Path, where: str) -> None:
@@ -247,7 +260,11 @@ def _locked(path: Path) -> Iterator[None]:
             f"cache_dir to a writable folder."
         ) from error
     with file:  # closing it unlocks
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("Waiting for another process, which makes the rows %s.npy", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, reason_of, suggest
+from modelzoo_trainer.hugging_face.folders import HUB_NAME
 
 OWNER: Final = "HuggingFaceDataProcessor"
 
@@ -29,8 +31,8 @@ _SUFFIXES: Final = {
     ".arrow": "arrow",
 }
 _COMPRESSED: Final = (".gz", ".zst", ".xz", ".bz2")
+_END_BYTES: Final = 1 << 16
 _SAVED: Final = ("state.json", "dataset_dict.json")
-_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _INSTALL: Final = 'pip install "modelzoo-trainer[huggingface]"'
 _NO_EFFECT: Final = ("name", "data_files", "data_dir", "revision")
 
@@ -82,7 +84,7 @@ class DatasetSource:
         if place.is_dir():
             self._refuse_others(f"{self.path!r} is a local folder", ("revision",))
             return []
-        if not _HUB_NAME.fullmatch(self.path) or Path(self.path).suffix in _SUFFIXES:
+        if not HUB_NAME.fullmatch(self.path) or Path(self.path).suffix in _SUFFIXES:
             return [
                 f"{OWNER}.path: {self.path!r} does not exist. Give a file, a folder, a format of "
                 f"files ({', '.join(_BUILDERS)}) with data_files, or a name of the Hub."
@@ -107,6 +109,43 @@ class DatasetSource:
             raise ConfigError(self._empty)
         return found
 
+    def identity(self) -> str:
+        """Return a digest of the arguments and of the local files; of a name of the Hub, its own.
+
+        Of a file it has the name, the size, and 64 KiB of both ends.
+        """
+        digest = hashlib.sha256(repr((self.name, self.split, self.revision)).encode())
+        files = self._local_files()
+        if not files:
+            digest.update(repr((self.path, self.data_files, self.data_dir)).encode())
+        for name, file in files:
+            digest.update(repr((name, file.stat().st_size)).encode())
+            with file.open("rb") as content:
+                digest.update(content.read(_END_BYTES))
+                content.seek(max(0, file.stat().st_size - _END_BYTES))
+                digest.update(content.read())
+        return digest.hexdigest()
+
+    def _local_files(self) -> list[tuple[str, Path]]:
+        """Return the files, each with its name, which is the same where the data is moved to."""
+        place = Path(self.path).expanduser()
+        if place.is_file():
+            return [(place.name, place)]
+        if self.data_files is not None:
+            base = place if place.is_dir() and self.path not in _BUILDERS else Path()
+            found = [
+                Path(name)
+                for pattern in _names(self.data_files)
+                for name in sorted(glob.glob(str(base / self._below(pattern)), recursive=True))
+            ]
+            return [(file.name, file) for file in found if file.is_file()]
+        folder = place if self.data_dir is None else Path(self.data_dir).expanduser()
+        return [
+            (file.relative_to(folder).as_posix(), file)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file() and _SUFFIXES.keys() & set(file.suffixes)
+        ]
+
     @property
     def where(self) -> str:
         """The source in messages about a row."""
@@ -117,7 +156,10 @@ class DatasetSource:
 
     @property
     def _empty(self) -> str:
-        return f"{OWNER}.path: split {self.split!r} of {self.where!r} has no rows."
+        return (
+            f"{OWNER}.path: split {self.split!r} of {self.where!r} has no rows. Give files "
+            f"with rows, or another split."
+        )
 
     @property
     def _is_saved(self) -> bool:
@@ -184,11 +226,15 @@ class DatasetSource:
         text = _first_line(error.__cause__ or error)
         if "split" in str(error).lower() and isinstance(error, ValueError):
             return _no_split(self, re.findall(r"'([^']+)'", str(error).partition("[")[2]))
+        files_here = self._local_files() if self._is_local else []
+        is_empty = files_here and not any(file.stat().st_size for _, file in files_here)
+        if is_empty or "corresponds to no data" in text:
+            return self._empty
         if self._is_local:
             bad = next(_bad_lines(files), None) if builder == "json" else None
             if bad is not None:
                 return f"{OWNER}.path: {bad}. Each line must be a JSON object."
-            return f"{OWNER}.path: {self.where!r} cannot be read: {text}."
+            return unreadable(self.where, error)
         return (
             f"{OWNER}.path: {self.path!r} is not a file or folder here, and cannot be fetched from "
             f"the Hub ({text}). Without a network, run 'hf download {self.path} --repo-type "
@@ -240,14 +286,14 @@ def column_names(dataset: Any, where: str) -> list[str]:
     Raises:
         ConfigError: If a stream has no rows, or its first cannot be read.
     """
-    if dataset.column_names is not None:
+    if dataset.column_names:
         return list(dataset.column_names)
     try:
         first = list(islice(iter(dataset), 1))
     except Exception as error:  # the library raises any
         raise ConfigError(unreadable(where, error)) from error
     if not first:
-        raise ConfigError(f"{OWNER}.path: {where!r} has no rows.")
+        raise ConfigError(f"{OWNER}.path: {where!r} has no rows. Give files with rows.")
     return list(first[0])
 
 
@@ -267,8 +313,9 @@ def require_column(name: str, key: str, columns: list[str], where: str) -> None:
 
 
 def unreadable(where: str, error: Exception) -> str:
-    """Return the message about a stream that cannot be read."""
-    return f"{OWNER}.path: {where!r} cannot be read: {_first_line(error.__cause__ or error)}."
+    """Return the message about data that cannot be read."""
+    why = _first_line(error.__cause__ or error)
+    return f"{OWNER}.path: {where!r} cannot be read: {why}. Check its files, or write them again."
 
 
 def _no_split(source: DatasetSource, known: list[str]) -> str:

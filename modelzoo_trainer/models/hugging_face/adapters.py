@@ -6,12 +6,14 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from importlib import import_module
 from typing import Any, Final
 
 from torch.nn import Module
 
 from modelzoo_trainer.errors import ConfigError, suggest
 
+_ADAPTER: Final = "default"
 _BASE: Final = ".base_layer."
 ORIGINAL: Final = ".original_module."
 """Part of the name of a layer that has a trained copy (`modules_to_save`)."""
@@ -73,6 +75,8 @@ def keeps_weights(start: Any) -> bool:
 def add_adapters(model: Module, given: Mapping[str, Any]) -> None:
     """Put adapters into a model, which keeps its class; only they are trained.
 
+    They are float32 with any type of the weights, as those of `get_peft_model` of `peft` are.
+
     Raises:
         ConfigError: As `check_peft`, or if no layer matches.
     """
@@ -84,10 +88,11 @@ def add_adapters(model: Module, given: Mapping[str, Any]) -> None:
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # it corrects this itself
             # Shared weights are written twice where their adapters differ.
             warnings.filterwarnings("ignore", ".*a tied layer is part of the adapter")
-            peft.inject_adapter_in_model(settings, model)
+            peft.inject_adapter_in_model(settings, model, _ADAPTER)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"peft_config: peft rejects it: {error}") from error
     del model.peft_config  # of peft, which nothing reads here
+    import_module("peft.tuners.tuners_utils").cast_adapter_dtype(model, _ADAPTER)
 
 
 class PlainNames:

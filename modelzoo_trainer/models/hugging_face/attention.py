@@ -91,7 +91,13 @@ def makes_masks(config: Any) -> bool:
         and not getattr(config, "alibi", False)
         and config._attn_implementation in ("eager", "sdpa")
         and set(getattr(config, "layer_types", None) or (_FULL,)) <= {_FULL, _SLIDING}
+        and not has_expert_loss(config)
     )
+
+
+def has_expert_loss(config: Any) -> bool:
+    """Return whether a model has a loss of experts, which takes a mask of padding alone."""
+    return bool(getattr(config, "output_router_logits", False))
 
 
 def attention_masks(
@@ -160,6 +166,12 @@ def refuse_packing(config: Any, key: str) -> ConfigError:
     if key == POSITIONS_KEY:
         off += f", or leave {key} out of the batch if each row is one document"
     implementation = config._attn_implementation
+    if has_expert_loss(config):
+        return ConfigError(
+            f"The batch has {key} (packed documents), which the loss of experts "
+            f"(output_router_logits: true) of {config.model_type!r} does not take. Set "
+            f"config_overrides: {{output_router_logits: false}}, or {off}."
+        )
     if config.model_type in FAMILIES and implementation not in ("eager", "sdpa"):
         return ConfigError(
             f"The batch has {key} (packed documents), which attn_implementation "

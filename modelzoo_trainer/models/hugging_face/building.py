@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,12 @@ from modelzoo_trainer.hugging_face.folders import transformers_library
 from modelzoo_trainer.models.hugging_face.adapters import add_adapters, check_peft
 from modelzoo_trainer.models.hugging_face.causality import check_causal
 from modelzoo_trainer.models.hugging_face.initializing import check_adapters_on_meta
+from modelzoo_trainer.models.hugging_face.matching import (
+    check_missing,
+    check_shapes,
+    unused,
+    warn_of_unused,
+)
 from modelzoo_trainer.models.hugging_face.settings import (
     FOLDER_KEY,
     HfSettings,
@@ -24,6 +30,8 @@ from modelzoo_trainer.models.hugging_face.settings import (
 )
 
 CAUSAL: Final = "AutoModelForCausalLM"
+_GENERATION: Final = "generation_config.json"
+_MASKED: Final = "AutoModelForMaskedLM"
 
 
 def check_settings(settings: HfSettings, auto_class: str) -> None:
@@ -73,14 +81,22 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
     device = torch.device("meta") if is_deferred else nullcontext()
     if is_deferred and settings.peft_config is not None:
         check_adapters_on_meta(check_peft(settings.peft_config))
+    model: Module
     with _quiet(library), _naming(settings), device:
         if folder is None or not settings.has_weights or is_deferred or _is_planned():
-            model: Module = cls.from_config(config, **options)
+            model = cls.from_config(config, **options)
+            _read_generation(library, model, folder)
         else:
             model = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
         if settings.peft_config is not None:
             add_adapters(model, settings.peft_config)
     return model
+
+
+def _read_generation(library: Any, model: Any, folder: Path | None) -> None:
+    """Give a model the settings of generation of a folder, as loading its weights does."""
+    if folder is not None and model.can_generate() and (folder / _GENERATION).is_file():
+        model.generation_config = library.GenerationConfig.from_pretrained(folder)
 
 
 def is_built_on_meta(settings: HfSettings) -> bool:
@@ -128,6 +144,35 @@ def _check_task(cls: Any, auto_class: str, settings: HfSettings, config: Any) ->
         )
     if auto_class == CAUSAL:
         check_causal(config, "config_overrides" if settings.config is None else "config")
+    elif auto_class != _MASKED and _makes_a_language_model(cls, config):
+        refuse_language_model(
+            f"{auto_class}, which makes a language model of {config.model_type!r}"
+        )
+
+
+def _makes_a_language_model(cls: Any, config: Any) -> bool:
+    """Return whether a class makes the same model as that of language models, of text alone."""
+    language = transformers_library(FOLDER_KEY).AutoModelForCausalLM._model_mapping
+    is_same = (
+        type(config) in language and cls._model_mapping[type(config)] is language[type(config)]
+    )
+    return is_same and not type(config).sub_configs
+
+
+def refuse_language_model(auto_class: str) -> None:
+    """Raise the error for a class that makes language models in `hf_model`.
+
+    Args:
+        auto_class: The class, and what it makes.
+
+    Raises:
+        ConfigError: Always.
+    """
+    raise ConfigError(
+        f"auto_class is {auto_class}. Use name: hf_causal_lm for it, which knows packed documents, "
+        f"weights of tokens and generation; with shift_labels: true for batches of the collators "
+        f"of transformers."
+    )
 
 
 def _is_planned() -> bool:
@@ -147,74 +192,18 @@ def _loaded(
         **options,
     )
     check_shapes(str(folder), found["mismatched_keys"])
+    others = unused(model, found["unexpected_keys"])
     if found["missing_keys"]:
         check_missing(
             str(folder),
             type(model).__name__,
             sorted(found["missing_keys"]),
-            sorted(found["unexpected_keys"]),
+            others,
             may_start_anew=may_start_anew,
         )
+    warn_of_unused(str(folder), type(model).__name__, others)
     loaded: Module = model
     return loaded
-
-
-def check_missing(
-    folder: str,
-    model: str,
-    missing: list[str],
-    others: Sequence[str] = (),
-    *,
-    may_start_anew: bool,
-) -> None:
-    """Refuse weights that lack tensors of the model, or warn of them.
-
-    Args:
-        folder: Where the weights are.
-        model: The class of the model.
-        missing: The tensors that they lack; at least one.
-        others: Tensors that the model does not have.
-        may_start_anew: Whether these may have initial values.
-
-    Raises:
-        ConfigError: If they may not.
-    """
-    if not may_start_anew:
-        raise ConfigError(
-            f"{FOLDER_KEY}: the weights in {folder!r} lack {len(missing)} tensors of {model}, "
-            f"first {missing[0]!r}"
-            + (f", and have others, first {others[0]!r}" if others else "")
-            + ". Give the folder of a model of this kind, or set pretrained: false."
-        )
-    warnings.warn(
-        f"{FOLDER_KEY}: the weights in {folder!r} lack {len(missing)} tensors of {model}, which "
-        f"start from initial values: {_some(missing)}.",
-        stacklevel=6,
-    )
-
-
-def check_shapes(folder: str, mismatched: Any) -> None:
-    """Refuse weights of other shapes than the model's.
-
-    Args:
-        folder: Where the weights are.
-        mismatched: Name, shape there and shape in the model of each such tensor.
-
-    Raises:
-        ConfigError: If there is one.
-    """
-    if not mismatched:
-        return
-    name, theirs, ours = min(mismatched, key=lambda one: str(one[0]))
-    raise ConfigError(
-        f"{FOLDER_KEY}: {len(mismatched)} tensors in {folder!r} have other shapes than the "
-        f"model, first {name!r}: {tuple(theirs)} in the file, {tuple(ours)} in the model. Correct "
-        f"config_overrides or its config.json, or set pretrained: false."
-    )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
 @contextmanager

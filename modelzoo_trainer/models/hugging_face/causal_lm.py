@@ -20,10 +20,12 @@ from modelzoo_trainer.models.generation import draw_next, extend_tokens
 from modelzoo_trainer.models.hugging_face.attention import (
     NoCache,
     attention_masks,
+    has_expert_loss,
     makes_masks,
     refuse_packing,
     spans_of_positions,
 )
+from modelzoo_trainer.models.hugging_face.batches import check_tokens
 from modelzoo_trainer.models.hugging_face.building import CAUSAL, check_settings
 from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
@@ -140,8 +142,8 @@ class HfCausalLm(TransformersModel):
                 `attention_mask` with the weight of each; it does not restrict attention. For packed
                 documents: `attention_span` with, for each key, the largest distance from which it
                 is seen, and `position_ids`. With `shift_labels`: `input_ids`, `labels` (the same,
-                -100 does not count), `attention_mask` with 0 for padding, which no token sees; or
-                `position_ids` that begin again with each document.
+                -100 does not count), `attention_mask` with 0 for padding, which no token sees and
+                which predicts none; or `position_ids` that begin again with each document.
 
         Returns:
             `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
@@ -189,15 +191,17 @@ class HfCausalLm(TransformersModel):
         """Check the values of a batch in host memory, before the first step.
 
         Raises:
-            ConfigError: If the labels are the tokens themselves, although `shift_labels` is false;
-                or the next tokens, although it is true; or if positions show packed documents,
-                which the architecture does not keep apart.
+            ConfigError: If a token is beyond the vocabulary; if the labels are the tokens
+                themselves, although `shift_labels` is false, or the next tokens, although it is
+                true; or if positions show packed documents, which the architecture does not keep
+                apart.
         """
         ids, labels = batch.get("input_ids"), batch.get("labels")
         if ids is None or labels is None or ids.shape != labels.shape:
             return
         if torch._guards.detect_fake_mode([ids]) is not None:  # a plan: there are no values
             return
+        check_tokens(self.model, ids)
         if self.shift_labels:
             self._check_shifted(batch)
             return
@@ -225,10 +229,13 @@ class HfCausalLm(TransformersModel):
             raise refuse_packing(self.config, POSITIONS_KEY)
 
     def _next_tokens(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        return {
+        given: dict[str, Any] = {
             "position_ids": batch.get(POSITIONS_KEY),
             "attention_span": batch.get(SPAN_KEY),
         }
+        if has_expert_loss(self.config):
+            given["attention_mask"] = _before_padding(batch["labels"], batch.get("attention_mask"))
+        return given
 
     def _shifted(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         mask, positions = batch.get("attention_mask"), batch.get(POSITIONS_KEY)
@@ -246,7 +253,9 @@ class HfCausalLm(TransformersModel):
         if not self.shift_labels:
             return labels, batch.get("attention_mask")
         labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
-        counts = labels != IGNORED_LABEL
+        counts, mask = labels != IGNORED_LABEL, batch.get("attention_mask")
+        if mask is not None and mask.dim() == 2:
+            counts = counts & (mask != 0)  # padding on the left predicts nothing
         return labels.where(counts, 0), counts.int()
 
     def logits(
@@ -357,3 +366,17 @@ class HfCausalLm(TransformersModel):
             return extend_tokens(
                 cast(Any, self), input_ids, max_new_tokens, draw, use_cache=use_cache
             )
+
+
+def _before_padding(labels: Tensor, weights: Tensor | None) -> Tensor:
+    """Return 1 up to the last position of each row that counts, and at the first one.
+
+    No position that counts sees the ones after it, so it does not matter what these are.
+
+    Shapes:
+        labels, weights: (B, T) integer. Returns: (B, T), int64.
+    """
+    counts = labels != IGNORED_LABEL
+    counts = counts if weights is None else counts & (weights != 0)
+    before = counts.long().flip(1).cummax(dim=1).values.flip(1)
+    return functional.pad(before[:, 1:], (1, 0), value=1)

@@ -1,7 +1,8 @@
-"""Which models of `transformers` see later tokens, from which they would copy the next one."""
+"""Which models of `transformers` are causal; others would learn to copy the next token."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError
@@ -29,6 +30,10 @@ _ENCODERS: Final = frozenset(
 """Values of `model_type` whose attention is causal only with `is_decoder: true`."""
 
 
+_OTHERS: Final = frozenset({"reformer", "xlm", "xlnet"})
+"""Values of `model_type` of language models that classify as encoders do."""
+
+
 def check_causal(config: Any, key: str) -> None:
     """Refuse settings of an architecture with which a token sees the tokens after it.
 
@@ -50,6 +55,17 @@ def check_causal(config: Any, key: str) -> None:
         f"{key}: {{{name}: {written}}}, or another architecture; for masked tokens "
         f"(AutoModelForMaskedLM), name: hf_model."
     )
+
+
+def reads_last_token(config: Any) -> bool:
+    """Return whether a model classifies a row by its last token that is no padding.
+
+    That is what decoders do; encoders have a token for it, and models of both read the last EOS.
+    """
+    cls = type(config)
+    is_decoder = cls in import_module("transformers").AutoModelForCausalLM._model_mapping
+    is_other = config.model_type in _ENCODERS | _OTHERS or config.is_encoder_decoder
+    return is_decoder and not is_other and not cls.sub_configs
 
 
 def _needed(config: Any) -> tuple[str, bool | str] | None:

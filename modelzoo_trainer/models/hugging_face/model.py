@@ -12,13 +12,17 @@ from torch import Tensor
 from modelzoo_trainer.constraints import Flag, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import IGNORED_LABEL
-from modelzoo_trainer.models.hugging_face.building import CAUSAL, check_settings
+from modelzoo_trainer.models.hugging_face.batches import FLOAT_LABELS, check_batch
+from modelzoo_trainer.models.hugging_face.building import (
+    CAUSAL,
+    check_settings,
+    refuse_language_model,
+)
 from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 
 _OWN: Final = ("auto_class", "compute_eval_metrics")
 _SEQ2SEQ: Final = "AutoModelForSeq2SeqLM"
-_FLOAT_LABELS: Final = ("multi_label_classification", "regression")
 _PIXELS_DIM: Final = 3
 _IGNORED_KEY: Final = "semantic_loss_ignore_index"
 
@@ -84,6 +88,7 @@ class HfModel(TransformersModel):
         )
         super().__init__(settings, auto_class, may_start_anew=True)
         _require_first_token(auto_class, self.config)
+        self._auto_class = auto_class
         self.compute_eval_metrics = compute_eval_metrics
 
     @classmethod
@@ -153,9 +158,19 @@ class HfModel(TransformersModel):
             outputs["accuracy"] = _accuracy(outputs["logits"], labels)
         return outputs
 
+    def check_batch(self, batch: Mapping[str, Any]) -> None:
+        """Check the values of a batch in host memory, before the first step.
+
+        Raises:
+            ConfigError: If its labels are the next tokens, documents are packed, or the model does
+                not know its tokens, its classes or the padding.
+        """
+        if isinstance(batch, Mapping):  # else forward refuses it
+            check_batch(self.model, self._auto_class, batch)
+
     @property
     def _has_float_labels(self) -> bool:
-        return getattr(self.config, "problem_type", None) in _FLOAT_LABELS
+        return getattr(self.config, "problem_type", None) in FLOAT_LABELS
 
     def _ignored_label(self, labels: Tensor) -> int:
         """Return the label that does not count; that of pixels (B, H, W) is a setting."""
@@ -184,11 +199,7 @@ def _require_first_token(auto_class: str, config: Any) -> None:
 
 def _refuse_language_models(auto_class: str) -> None:
     if auto_class == CAUSAL:
-        raise ConfigError(
-            f"auto_class is {CAUSAL}. Use name: hf_causal_lm for it, which knows packed documents, "
-            f"weights of tokens and generation; with shift_labels: true for batches of the "
-            f"collators of transformers."
-        )
+        refuse_language_model(auto_class)
 
 
 def _as_int64(value: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,31 +17,16 @@ from modelzoo_trainer.hugging_face.folders import (
     transformers_library,
     weight_files,
 )
+from modelzoo_trainer.models.hugging_face.overrides import (
+    check_keys,
+    overridden,
+    reason_of_library,
+)
 
 FOLDER_KEY: Final = "pretrained_model_name_or_path"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 InitDevice = Literal["cpu", "meta"]
-
-# Keys that the library reads without a field of the class of settings.
-_OTHER_KEYS: Final = (
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "head_dim",
-    "num_labels",
-    "partial_rotary_factor",
-    "rope_scaling",
-    "rope_theta",
-    "tokenizer_class",
-)
-_INERT: Final = ("_name_or_path", "architectures", "model_type", "transformers_version")
-_OF_THE_MODEL: Final = {
-    "attn_implementation": "attn_implementation",
-    "_attn_implementation": "attn_implementation",
-    "dtype": "dtype",
-    "torch_dtype": "dtype",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +78,9 @@ class HfSettings:
         found = local_folder(given, key=FOLDER_KEY, revision=self.revision, patterns=patterns)
         read_config(found, key=FOLDER_KEY)
         if self.has_weights:
-            weight_files(found, key=FOLDER_KEY)
+            weight_files(
+                found, key=FOLDER_KEY, otherwise="train from initial values: pretrained: false"
+            )
         return found
 
     @property
@@ -118,7 +104,8 @@ def architecture(settings: HfSettings, folder: Path | None) -> Any:
     library = transformers_library(FOLDER_KEY)
     made = _made(library, settings) if folder is None else _read(library, settings, folder)
     if settings.config_overrides:
-        made = _overridden(made, settings.config_overrides, "config_overrides")
+        given = settings.config if folder is None else read_config(folder, key=FOLDER_KEY)
+        made = overridden(made, given or {}, settings.config_overrides)
     if not getattr(made, "return_dict", True):
         raise ConfigError(
             "return_dict is false in the settings of the model, but its outputs are read by name. "
@@ -169,7 +156,7 @@ def _read(library: Any, settings: HfSettings, folder: Path) -> Any:
     except Exception as error:  # of several classes of the library
         raise ConfigError(
             f"{FOLDER_KEY}: transformers rejects {str(folder / 'config.json')!r}: "
-            f"{_reason(error)}. Correct the file."
+            f"{reason_of_library(error)}. Correct the file."
         ) from error
 
 
@@ -185,58 +172,10 @@ def _class_of(library: Any, kind: Any, where: str) -> Any:
 
 def _construct(cls: Any, given: Mapping[str, Any], where: str) -> Any:
     """Make settings of an architecture; the library ignores unknown keys, this refuses them."""
-    _check_keys(cls, None, given, where)
+    check_keys(cls, None, given, where)
     try:
         return cls(**copy.deepcopy(dict(given)))
     except Exception as error:  # of several classes of the library
-        raise ConfigError(f"{where}: transformers rejects it: {_reason(error)}.") from error
-
-
-def _overridden(config: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """Return settings with changed values; a mapping changes only the keys that it has."""
-    _check_keys(type(config), config, changes, where)
-    for key, value in changes.items():
-        before = getattr(config, key, None)
-        after = copy.deepcopy(value)
-        if isinstance(value, Mapping) and hasattr(before, "to_dict"):
-            after = _overridden(before, value, f"{where}.{key}")
-        elif isinstance(value, Mapping) and isinstance(before, Mapping):
-            after = {**before, **after}
-        try:
-            setattr(config, key, after)
-        except Exception as error:  # of several classes of the library
-            raise ConfigError(f"{where}.{key}: transformers rejects it: {_reason(error)}.") from (
-                error
-            )
-    validate = getattr(config, "validate", None)
-    try:
-        if validate is not None:
-            validate()
-    except Exception as error:  # of several classes of the library
-        raise ConfigError(f"{where}: transformers rejects it: {_reason(error)}.") from error
-    return config
-
-
-def _check_keys(cls: Any, config: Any, given: Mapping[str, Any], where: str) -> None:
-    known = {one.name for one in fields_of(cls)} | set(cls.attribute_map) | set(_OTHER_KEYS)
-    known |= set(getattr(cls, "sub_configs", ()))
-    if config is not None:
-        known |= set(config.to_dict())
-    for key in given:
-        if key in _OF_THE_MODEL:
-            raise ConfigError(
-                f"{where}.{key} has no effect here. Set {_OF_THE_MODEL[key]} of the model."
-            )
-        if key in _INERT and config is None:
-            continue
-        if key not in known or key in _INERT:
-            raise ConfigError(
-                f"{where}.{key}: no such setting of {cls.model_type!r}. "
-                f"{suggest(str(key), known - set(_INERT))}"
-            )
-
-
-def _reason(error: Exception) -> str:
-    """Return the last line of an error of the library, which has the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__).rstrip(".")
+        raise ConfigError(
+            f"{where}: transformers rejects it: {reason_of_library(error)}."
+        ) from error

@@ -12,11 +12,15 @@ from modelzoo_trainer.hugging_face.stored_names import in_memory
 from modelzoo_trainer.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.models.hugging_face.building import (
     build,
-    check_missing,
-    check_shapes,
     is_built_on_meta,
 )
 from modelzoo_trainer.models.hugging_face.initializing import Step, reset_steps
+from modelzoo_trainer.models.hugging_face.matching import (
+    check_missing,
+    check_shapes,
+    unused,
+    warn_of_unused,
+)
 from modelzoo_trainer.models.hugging_face.saving import save
 from modelzoo_trainer.models.hugging_face.settings import HfSettings
 
@@ -84,23 +88,28 @@ class TransformersModel(nn.Module):
         own, entries = self.state_dict(), self.complete_state(found)
         names = PlainNames(own)
         missing = [name for name in own if name not in entries]
+        folder, kind = str(self.weights_folder), type(self.model).__name__
+        others = unused(self.model, (name for name in entries if name not in own))
         if missing:
             check_missing(
-                str(self.weights_folder),
-                type(self.model).__name__,
+                folder,
+                kind,
                 [names.plain.get(name, name).removeprefix(_PREFIX) for name in missing],
+                others,
                 may_start_anew=self._may_start_anew,
             )
+        warn_of_unused(folder, kind, others)
         for name, value in own.items():
             if name in entries and entries[name].shape != value.shape:
-                check_shapes(str(self.weights_folder), [(name, entries[name].shape, value.shape)])
+                check_shapes(folder, [(name, entries[name].shape, value.shape)])
         return {name: entries.get(name, value) for name, value in own.items()}
 
     def complete_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return the entries of a checkpoint by the names here.
 
         Weights of `transformers`, also without a head's prefix, get them; shared weights that they
-        list once are shared again; adapters keep their initial values if there are none.
+        list once are shared again; adapters keep their initial values if there are none. Tensors
+        that the library ignores, such as frequencies of rotary positions, are left out.
 
         Args:
             found: Entries by name.
@@ -124,7 +133,8 @@ class TransformersModel(nn.Module):
         _share(own, entries)
         if not has_adapters:
             entries |= {name: own[name] for name in names.added if name not in entries}
-        return entries | {name: found[name] for name in found if name not in used}
+        rest = unused(self.model, (name for name in found if name not in used))
+        return entries | {name: found[name] for name in rest}
 
     def _other_names(self, name: str, names: PlainNames) -> Iterator[str]:
         """Yield the names that an own tensor may have in a file, the best first."""

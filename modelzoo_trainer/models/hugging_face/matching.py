@@ -1,0 +1,106 @@
+"""Whether the tensors of a folder are those of a model of `transformers`."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.hugging_face.settings import FOLDER_KEY
+
+# Tensors of older versions, which the library computes: frequencies and masks of attention.
+_COMPUTED: Final = (r"rotary_emb\.inv_freq$", r"(^|\.)(attn|attention)\.(masked_)?bias$")
+_POSITIONS: Final = r"(^|\.)position_ids$"
+
+
+def unused(model: Any, names: Iterable[str]) -> list[str]:
+    """Return the tensors, among those that a model does not have, that it would have to have.
+
+    Those that the library ignores without a report are not among them.
+
+    Args:
+        model: A model of `transformers`.
+        names: Tensors of a folder that the model does not have.
+    """
+    patterns = [*_COMPUTED, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    if any(name.endswith("position_ids") for name, _ in model.named_buffers()):
+        patterns.append(_POSITIONS)
+    ignored = re.compile("|".join(f"({one})" for one in patterns))
+    return sorted(name for name in names if not ignored.search(name))
+
+
+def warn_of_unused(folder: str, model: str, names: Sequence[str]) -> None:
+    """Warn of tensors of a folder that are not loaded.
+
+    Args:
+        folder: Where the weights are.
+        model: The class of the model.
+        names: The tensors, as `unused` returns them.
+    """
+    if names:
+        warnings.warn(
+            f"{FOLDER_KEY}: {len(names)} tensors in {folder!r} are not loaded, because "
+            f"{model} does not have them: {_some(names)}. This is normal for the head of another "
+            f"task; otherwise correct config_overrides, or config.json.",
+            stacklevel=6,
+        )
+
+
+def check_missing(
+    folder: str,
+    model: str,
+    missing: list[str],
+    others: Sequence[str] = (),
+    *,
+    may_start_anew: bool,
+) -> None:
+    """Refuse weights that lack tensors of the model, or warn of them.
+
+    Args:
+        folder: Where the weights are.
+        model: The class of the model.
+        missing: The tensors that they lack; at least one.
+        others: Tensors that the model does not have.
+        may_start_anew: Whether these may have initial values.
+
+    Raises:
+        ConfigError: If they may not.
+    """
+    if not may_start_anew:
+        raise ConfigError(
+            f"{FOLDER_KEY}: the weights in {folder!r} lack {len(missing)} tensors of {model}, "
+            f"first {missing[0]!r}"
+            + (f", and have others, first {others[0]!r}" if others else "")
+            + ". Give the folder of a model of this kind, or set pretrained: false."
+        )
+    warnings.warn(
+        f"{FOLDER_KEY}: the weights in {folder!r} lack {len(missing)} tensors of {model}, which "
+        f"start from initial values: {_some(missing)}.",
+        stacklevel=6,
+    )
+
+
+def check_shapes(folder: str, mismatched: Any) -> None:
+    """Refuse weights of other shapes than the model's.
+
+    Args:
+        folder: Where the weights are.
+        mismatched: Name, shape there and shape in the model of each such tensor.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    if not mismatched:
+        return
+    name, theirs, ours = min(mismatched, key=lambda one: str(one[0]))
+    raise ConfigError(
+        f"{FOLDER_KEY}: {len(mismatched)} tensors in {folder!r} have other shapes than the "
+        f"model, first {name!r}: {tuple(theirs)} in the file, {tuple(ours)} in the model. Correct "
+        f"config_overrides or its config.json, or set pretrained: false."
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
