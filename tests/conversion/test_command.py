@@ -234,6 +234,8 @@ def test_a_bad_folder_is_refused(
     assert "tensor 'model.layers.1" in changed(num_hidden_layers=1)
     (exported / "model.safetensors").rename(exported / "model.pkl")
     assert "no weights" in changed()
+    (exported / "model.pkl").unlink()
+    assert changed().endswith("Complete the download ('hf download NAME --local-dir DIR').\n")
     (exported / "config.json").write_text("[" * 100_000)
     assert "cannot be read as JSON" in text()
     (exported / "config.json").unlink()
