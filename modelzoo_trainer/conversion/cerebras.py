@@ -8,7 +8,7 @@ of the Model Zoo wrote: as `transformer_decoder.norm` and as `ln_f`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from modelzoo_trainer.conversion.engine import (
     plan_named_as_ours,
     plan_theirs,
 )
+from modelzoo_trainer.conversion.families.bloom import OUR_SLOPES, Slopes
 from modelzoo_trainer.conversion.rules import Copy, InterleavedRows, Read, Rule
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
@@ -42,10 +43,14 @@ _EXPERTS: Final = {
 _EXPERT: Final = re.compile(r"layers\.(\d+)\.ffn\.experts\.(up|gate|down)")
 _ROUTER: Final = re.compile(r"layers\.(\d+)\.ffn\.router\.(weight|bias)")
 _POST_NORM: Final = re.compile(r"layers\.(\d+)\.(attention|ffn)_post_norm\.(\w+)")
-_UNUSED: Final = (
-    r"ln_f\.(weight|bias)",  # the final norm again
-    r"embedding_layer\.position_embed_helper\.slopes",  # follow from the number of heads
-)
+_SLOPES: Final = "embedding_layer.position_embed_helper.slopes"
+_OLDER: Final = {  # before version 2.1
+    _SLOPES: "relative_pe_helper.slopes",
+    "embedding_layer.position_embeddings.embed.weight": (
+        "embedding_layer.position_embeddings.weight"
+    ),
+}
+_UNUSED: Final = r"ln_f\.(weight|bias)"  # the final norm again
 _HDF5: Final = (".mdl", ".h5", ".hdf5")
 
 
@@ -68,7 +73,10 @@ class SecondDim(Copy):
 
 
 def rules_of(
-    settings: DecoderSettings, shapes: Mapping[str, Shape], prefix: str = PREFIX
+    settings: DecoderSettings,
+    shapes: Mapping[str, Shape],
+    prefix: str = PREFIX,
+    names: Collection[str] | None = None,
 ) -> list[Rule]:
     """Return the rules of a decoder's tensors for the names of the Model Zoo.
 
@@ -76,6 +84,7 @@ def rules_of(
         settings: Of our decoder.
         shapes: Of its tensors, by name.
         prefix: What precedes the names there: of a run, or "" of the converters of the Model Zoo.
+        names: Those in a file, which may be of an older version; None = of the current one.
 
     Raises:
         ConfigError: If a tensor has no published name.
@@ -87,7 +96,17 @@ def rules_of(
             f"{name}: the layout of such experts in the Cerebras Model Zoo is not documented, so "
             f"the weights cannot be converted to or from it."
         )
-    return [_rule(name, f"{prefix}{_their_name(name)}", settings) for name in shapes]
+    rules: list[Rule] = []
+    for name in shapes:
+        their = _their_name(name)
+        older = _OLDER.get(their, their)
+        their = f"{prefix}{older if names and f'{prefix}{older}' in names else their}"
+        is_made = name == OUR_SLOPES and not getattr(settings, "alibi_trainable_slopes", False)
+        if is_made and names is not None and their not in names:
+            rules.append(Slopes(settings.num_heads))
+        else:
+            rules.append(_rule(name, their, settings))
+    return rules
 
 
 def _rule(name: str, their: str, settings: DecoderSettings) -> Rule:
@@ -99,6 +118,8 @@ def _rule(name: str, their: str, settings: DecoderSettings) -> Rule:
 
 
 def _their_name(name: str) -> str:
+    if name == OUR_SLOPES:
+        return _SLOPES
     found = _EXPERT.fullmatch(name)
     if found is not None:
         layer = f"transformer_decoder.layers.{found[1]}.ffn.experts.fused_ffns"
@@ -174,11 +195,7 @@ def plan_from_cerebras(
     """
     names = source.names()
     prefix = PREFIX if any(name.startswith(PREFIX) for name in names) else ""
-    ignored = {
-        name
-        for name in names
-        if any(re.fullmatch(one, name.removeprefix(prefix)) for one in _UNUSED)
-    }
+    ignored = {name for name in names if re.fullmatch(_UNUSED, name.removeprefix(prefix))}
     head, embedding = f"{prefix}lm_head.weight", f"{prefix}{_their_name(OUR_EMBEDDING)}"
     if settings.share_embedding_weights and head in names:
         why = "but share_embedding_weights is true. Set it to false in the model's settings"
@@ -188,7 +205,7 @@ def plan_from_cerebras(
         once, again = f"{prefix}transformer_decoder.norm.{kind}", f"{prefix}ln_f.{kind}"
         why = "though both are the final norm. Remove the one that was not trained"
         _check_equal(source, once, again, where, why)
-    rules = rules_of(settings, shapes, prefix)
+    rules = rules_of(settings, shapes, prefix, names)
     return plan_named_as_ours(rules, source, shapes, ignored=ignored, where=where, dtype=dtype)
 
 

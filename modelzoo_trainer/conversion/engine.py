@@ -182,7 +182,22 @@ def _made(
     else:
         tensors = step.rule.to_ours(read, step.shapes)
     for name, tensor in zip(step.outputs, tensors, strict=True):
-        yield name, tensor.to(specs[name].dtype)
+        yield name, _as_dtype(tensor, specs[name].dtype, name)
+
+
+def _as_dtype(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Return a tensor in another dtype; refuse one with values that are infinite in it alone."""
+    if tensor.dtype == dtype:
+        return tensor
+    found = tensor.to(dtype)
+    is_narrower = torch.finfo(dtype).max < torch.finfo(tensor.dtype).max
+    if is_narrower and bool((found.isinf() & tensor.isfinite()).any()):
+        largest = tensor.abs().nan_to_num(0.0, 0.0).max().item()
+        raise CheckpointError(
+            f"Tensor {name!r} has values up to {largest:.3g}, which {dtype} cannot represent. Use "
+            f"bfloat16 or float32 as dtype."
+        )
+    return found
 
 
 def _num_rounded(step: _Step, source: Source, made: Tensor) -> int:
@@ -256,7 +271,7 @@ def plan_ours(
     _check_covered(rules, shapes)
     expected = _their_shapes(rules, shapes)
     names = _names_in(source, expected, family.base_prefix)
-    dropped = {*_matching(names, family.dropped), *_made_again(rules)}
+    dropped = {*_matching(names, family.dropped)}
     is_tied = family.head not in expected
     if is_tied and family.head in names:
         _check_tied(source, names, family, where)
@@ -293,9 +308,8 @@ def _their_shapes(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dict[st
     """Return the shapes of the tensors there that rules make of ours."""
     found: dict[str, Shape] = {}
     for rule in rules:
-        if rule.ours:
-            ours = tuple(shapes[name] for name in rule.ours)
-            found |= zip(rule.theirs, rule.their_shapes(ours), strict=True)
+        ours = tuple(shapes[name] for name in rule.ours)
+        found |= zip(rule.theirs, rule.their_shapes(ours), strict=True)
     return found
 
 
@@ -310,8 +324,6 @@ def _planned_ours(
     specs: dict[str, TensorSpec] = {}
     steps: list[_Step] = []
     for rule in rules:
-        if not rule.ours:
-            continue
         ours = tuple(shapes[name] for name in rule.ours)
         inputs = tuple(names[name] for name in rule.theirs)
         common = _dtype_of(source, inputs)
@@ -364,10 +376,6 @@ def _names_in(source: Source, expected: Collection[str], prefix: str) -> dict[st
 
 def _matching(names: Collection[str], patterns: Sequence[str]) -> list[str]:
     return [name for name in names if any(re.fullmatch(one, name) for one in patterns)]
-
-
-def _made_again(rules: Sequence[Rule]) -> list[str]:
-    return [name for rule in rules if not rule.ours for name in rule.theirs]
 
 
 def _check_tied(source: Source, names: Mapping[str, str], family: Family, where: str) -> None:

@@ -233,32 +233,6 @@ class Stacked(Rule):
         yield stacked
 
 
-@dataclass(frozen=True, slots=True)
-class Constant(Rule):
-    """A buffer there that follows from the settings: made for them, not read from them."""
-
-    their: str
-    shape: Shape
-    make: Callable[[], Tensor]
-    ours: tuple[str, ...] = ()
-    theirs: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "theirs", (self.their,))
-
-    @override
-    def their_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        return [self.shape]
-
-    @override
-    def to_theirs(self, read: Read) -> Iterator[Tensor]:
-        yield self.make()
-
-    @override
-    def to_ours(self, read: Read, shapes: Sequence[Shape]) -> Iterator[Tensor]:
-        yield from ()
-
-
 def linear(our: str, their: str, *, bias: bool) -> list[Rule]:
     """Return the rules that copy a projection, a norm or an embedding: its weight and its bias."""
     return [Copy(f"{our}.{name}", f"{their}.{name}") for name in _names(bias)]

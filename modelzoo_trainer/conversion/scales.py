@@ -95,10 +95,10 @@ class Scaled:
         return self._source.dtype(self._stored(name))
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor, on the host; the product is rounded once, to its dtype."""
+        """Read a tensor, on the host; the product is rounded to its dtype."""
         tensor = self._source.read(self._stored(name))
         factor = self._factors.get(name.rpartition(".")[0], 1.0)
-        return tensor if factor == 1 else (tensor.double() * factor).to(tensor.dtype)
+        return tensor if factor == 1 else tensor * factor
 
     def _stored(self, name: str) -> str:
         is_missing = name == OUR_HEAD and name not in self._source.names()

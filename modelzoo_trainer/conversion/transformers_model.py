@@ -282,10 +282,6 @@ def _generation_of(model: TheirModel) -> str | None:
     """Return the text of generation_config.json."""
     if not model.module.can_generate():
         return None
-    folder = model.folder()
-    is_unread = model.wrapper is not None and model.module.config._name_or_path == ""
-    if is_unread and folder is not None and (folder / GENERATION).is_file():
-        return (folder / GENERATION).read_text(encoding="utf-8")  # it was built on meta
     text: str = model.module.generation_config.to_json_string(use_diff=True)
     return text
 

@@ -31,7 +31,9 @@ OF_ADAPTER: Final = (
 
 _WEIGHTS_PATTERNS: Final = (("*.safetensors",), ("pytorch_model*.bin",))
 _INSTALL: Final = 'pip install "modelzoo-trainer[huggingface]"'
-_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""What names of repositories of the Hub match."""
+
 _OF_OTHERS: Final = ("*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.ckpt", "*.pt", "*.pth", "*.pkl")
 # Files of torch.save: an archive, or (before version 1.6) a pickle of this number first.
 _ARCHIVE: Final = b"PK\x03\x04"
@@ -84,7 +86,7 @@ def local_folder(
         return path
     if path.exists():
         raise ConfigError(f"{key}: {given!r} is a file. Give the folder that contains it.")
-    if isinstance(name_or_path, Path) or not _HUB_NAME.fullmatch(given):
+    if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(given):
         raise ConfigError(
             f"{key}: there is no folder {given!r}. Give a folder that exists, or the name of a "
             f"repository of the Hub: 'owner/name'."
@@ -134,12 +136,13 @@ def needs_remote_code(config: Mapping[str, Any], known: Collection[str] = ()) ->
     return "auto_map" in config and config.get("model_type") not in known
 
 
-def weight_files(folder: Path, *, key: str) -> list[Path]:
+def weight_files(folder: Path, *, key: str, otherwise: str = "") -> list[Path]:
     """Return the files of a folder's weights, safetensors before files of `torch.save`.
 
     Args:
         folder: A local folder.
         key: The setting that gives it, for messages.
+        otherwise: What else one can do if the folder has no weights, for the message.
 
     Raises:
         ConfigError: If there are none, one that the index names is missing, or there are only
@@ -155,7 +158,9 @@ def weight_files(folder: Path, *, key: str) -> list[Path]:
         for path in found:
             _require_torch_file(path, key)
         return found
-    raise ConfigError(f"{key}: folder {str(folder)!r} has no weights: {_instead(folder)}")
+    raise ConfigError(
+        f"{key}: folder {str(folder)!r} has no weights: {_instead(folder, otherwise)}"
+    )
 
 
 def _files_of_index(index: Path, key: str) -> list[Path]:
@@ -195,7 +200,7 @@ def _require_torch_file(path: Path, key: str) -> None:
         )
 
 
-def _instead(folder: Path) -> str:
+def _instead(folder: Path, otherwise: str) -> str:
     """Return what a folder has instead of weights, and what to do."""
     expected = f"neither {SAFETENSORS_FILE} nor {TORCH_FILE}, nor an index of several files"
     if has_adapter(folder):
@@ -206,10 +211,8 @@ def _instead(folder: Path) -> str:
             f"{expected}, only {', '.join(others[:3])}. Convert them to safetensors where you "
             f"trust them: from_pretrained, then save_pretrained, of transformers."
         )
-    return (
-        f"{expected}. Complete the download ('hf download NAME --local-dir DIR'), or train from "
-        f"initial values: pretrained: false."
-    )
+    other = f", or {otherwise}" if otherwise else ""
+    return f"{expected}. Complete the download ('hf download NAME --local-dir DIR'){other}."
 
 
 def _read_object(path: Path, key: str, absent: str) -> dict[str, Any]:

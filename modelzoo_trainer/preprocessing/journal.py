@@ -27,7 +27,7 @@ from modelzoo_trainer.token_rows.interface import Array, Stats
 from modelzoo_trainer.token_rows.places import Place
 
 STATE: Final = "INCOMPLETE.npz"
-_FORMAT: Final = 1  # increase it when the same settings and input give other bytes
+_FORMAT: Final = 2  # increase it when the same settings and input give other bytes
 _OF_THE_RUN: Final = {
     "setup": ("processes", "output_dir", "data_splits_dir"),
     "processing": ("resume_from_checkpoint", "fraction_of_RAM_alloted", "write_in_batch"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import islice
 from typing import Any, Final, NamedTuple, NoReturn
 
 from modelzoo_trainer.errors import ConfigError
@@ -16,6 +18,8 @@ CHATML: Final = (
 """The template of a tokenizer that has none."""
 
 _FIRST_MARK: Final = 0xE000  # the first character of Unicode's private use area
+_GENERATION: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_GENERATION_MARKS: Final = ("_generation_begin", "_generation_end")  # variables of the template
 
 
 class Span(NamedTuple):
@@ -27,10 +31,27 @@ class Span(NamedTuple):
     region: int
 
 
+_Marked = tuple[int, int, str, str, str]
+"""Turn, region, and its text: white space before, the rest, and white space after."""
+
+
+class Located(NamedTuple):
+    """The text of a chat, and what is where in it."""
+
+    text: str
+    spans: list[Span]
+    """Of all regions, in order."""
+    generated: list[tuple[int, int]]
+    """Of what is in `{% generation %}` blocks."""
+
+
 class ChatTemplate:
     """A template in Jinja, in the form that transformers uses.
 
     It has no clock: `strftime_now` is undefined, so that the text does not depend on the day.
+
+    Attributes:
+        marks_answers: Whether it says with `{% generation %}` blocks what the model writes.
 
     Args:
         source: Text of the template.
@@ -42,43 +63,51 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         self.source = source
+        self.marks_answers = _GENERATION.search(source) is not None
         self._tokens = dict(tokens)
         self._template = _compiled(source)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChatTemplate, (self.source, self._tokens)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], **variables: str | bool) -> str:
         """Return the text of messages, each with `role` and `content`.
+
+        Args:
+            messages: Of the chat.
+            **variables: Others of the template.
 
         Raises:
             ConfigError: If the template refuses them.
         """
+        given = {"add_generation_prompt": False, **self._tokens, **variables}
         try:
-            text: str = self._template.render(
-                messages=messages, add_generation_prompt=False, **self._tokens
-            )
+            text: str = self._template.render(messages=messages, **given)
         except Exception as error:  # jinja2's own, or what the template does to the content
-            raise ConfigError(f"the chat template fails: {error}") from error
+            raise ConfigError(
+                f"the chat template fails: {error}. Change the messages, or set another template."
+            ) from error
         return text
 
-    def locate(self, turns: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, list[Span]] | None:
+    def locate(self, turns: Sequence[tuple[str, Sequence[str]]]) -> Located | None:
         """Return the text of turns and where their regions are in it.
 
         Each region is put between two marks before the template is applied, inside its white
-        space, so that a template may strip the content.
+        space, so that a template may strip the content. A template may divide the last answer, such
+        as into thinking and the rest: it is then what follows the prompt for it.
 
         Args:
             turns: Role and texts of the regions.
 
         Returns:
-            None if the template omits or repeats a region.
+            None if the template omits, repeats or changes a region, or decides by how one begins or
+            ends.
 
         Raises:
             ConfigError: If the template refuses the roles.
         """
         texts = [text for _, regions in turns for text in regions]
-        begin, end = _unused_characters(texts)
+        begin, end, *around = _unused_characters(texts)
         messages, marked = [], []
         for turn, (role, regions) in enumerate(turns):
             content = ""
@@ -89,11 +118,75 @@ class ChatTemplate:
                 content += f"{before}{begin}{core}{end}{after}"
                 marked.append((turn, region, before, core, after))
             messages.append({"role": role, "content": content})
-        return _without_marks(self.render(messages), marked, begin, end)
+        variables = dict(zip(_GENERATION_MARKS, around, strict=True))
+        text, blocks = _blocks(self.render(messages, **variables), *around)
+        found = _without_marks(text, marked, begin, end)
+        if found is None:
+            messages[-1] = _plain(turns)[-1]
+            text, blocks = _blocks(self.render(messages, **variables), *around)
+            found = self._by_prefix(text, messages, marked, begin, end)
+        if found is None or found[0] != self.render(_plain(turns)):
+            return None
+        # Marks of regions that are before a place are not in the text that is returned.
+        places = [place - sum(map(text[:place].count, (begin, end))) for place in blocks]
+        return Located(*found, list(zip(places[::2], places[1::2], strict=True)))
+
+    def _by_prefix(
+        self, text: str, messages: Sequence[Mapping[str, str]], marked: list[_Marked], *marks: str
+    ) -> tuple[str, list[Span]] | None:
+        """Return the text without marks and the places of regions, of which the last has no mark.
+
+        None if the text does not begin with the prompt for the last message, or does not have all
+        of the message after it, apart from white space.
+        """
+        *before, last = messages
+        turn, region, *_ = marked[-1]
+        try:
+            prompt = self.render(before, add_generation_prompt=True)
+        except ConfigError:
+            return None
+        answer = text.removeprefix(prompt).rstrip()
+        is_whole = "".join(last["content"].split()) in "".join(answer.split())
+        found = _without_marks(prompt, marked[:-1], *marks)
+        if found is None or region or not is_whole or not text.startswith(prompt):
+            return None
+        start, spans = found
+        stop = len(start) + len(answer)
+        rest = text[len(prompt) :]
+        return start + rest, [*spans, Span(len(start), stop, turn, region)]
+
+    def end_of_answer(self) -> str | None:
+        """Return what the template writes after the last message, an answer, and what is learned.
+
+        Of a template with `{% generation %}` blocks, this is only what is in them. None if the
+        template refuses a user's message with an answer.
+        """
+        try:
+            found = self.locate([("user", ["a"]), ("assistant", ["b"])])
+        except ConfigError:
+            return None
+        if found is None:
+            return None
+        stop = max((stop for _, stop in found.generated), default=0)
+        return found.text[found.spans[-1].stop : stop if self.marks_answers else None]
+
+
+def _plain(turns: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": "".join(regions)} for role, regions in turns]
+
+
+def _blocks(text: str, begin: str, end: str) -> tuple[str, list[int]]:
+    """Return a text without two marks, and where each was in it."""
+    pieces = re.split(f"[{begin}{end}]", text)
+    places, length = [], 0
+    for piece in pieces[:-1]:
+        length += len(piece)
+        places.append(length)
+    return "".join(pieces), places
 
 
 def _without_marks(
-    text: str, marked: Iterable[tuple[int, int, str, str, str]], begin: str, end: str
+    text: str, marked: Iterable[_Marked], begin: str, end: str
 ) -> tuple[str, list[Span]] | None:
     pieces, spans, length = [], [], 0
     for turn, region, before, core, after in marked:
@@ -113,10 +206,10 @@ def _without_marks(
     return "".join([*pieces, text]), spans
 
 
-def _unused_characters(texts: Sequence[str]) -> tuple[str, str]:
+def _unused_characters(texts: Sequence[str]) -> list[str]:
     used = set().union(*texts)
     unused = (chr(code) for code in range(_FIRST_MARK, 0xF900) if chr(code) not in used)
-    return next(unused), next(unused)
+    return list(islice(unused, 4))
 
 
 def _compiled(source: str) -> Any:
@@ -141,14 +234,17 @@ def _compiled(source: str) -> Any:
 
 
 def _generation_blocks(ext: Any) -> Any:
-    """Return an extension that reads `{% generation %}` blocks as their content."""
+    """Return an extension that writes `{% generation %}` blocks between two variables."""
+    nodes = import_module("jinja2.nodes")
 
     class Generation(ext.Extension):  # type: ignore[misc]  # imported where it is used
         tags: Final = {"generation"}
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
-            return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            begin, end = (nodes.Output([nodes.Name(name, "load")]) for name in _GENERATION_MARKS)
+            return [begin, *body, end]
 
     return Generation
 

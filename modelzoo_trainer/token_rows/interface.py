@@ -73,6 +73,8 @@ class Stats:
 
     documents: int = 0
     documents_truncated: int = 0
+    answers_cut: int = 0
+    """Truncated documents whose last answer lost its end."""
     raw_chars: int = 0
     raw_bytes: int = 0
     normalized_chars: int = 0

@@ -56,7 +56,7 @@ def chat_read_hook(
     array = [
         {
             "type": _ROLES.get(role := _text(message, multi_turn_role_key), role),
-            "content": [{"text": _text(message, multi_turn_content_key)}],
+            "content": [{"text": content_text(message, multi_turn_content_key)}],
         }
         for message in messages
     ]
@@ -92,6 +92,27 @@ def dpo_read_hook(
     return [{"type": role, "content": [{"text": text}]} for role, text in parts.items()]
 
 
+def content_text(message: Entry, key: str) -> str:
+    """Return the content of a message: a text, or a list of parts `{type: text, text: ...}`.
+
+    Raises:
+        ConfigError: If there is no such key, or a part is not text.
+    """
+    value = _value(message, key)
+    parts = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(parts, list | tuple):
+        return _text(message, key)
+    kinds = [part.get("type", "text") if isinstance(part, Mapping) else None for part in parts]
+    if other := next((kind for kind in kinds if kind != "text"), ""):
+        raise ConfigError(
+            f"{key!r} has a part of the type {other!r}; only parts with {{'type': 'text', "
+            "'text': ...} can be used. Remove the document, or the part."
+        )
+    if None in kinds:
+        raise ConfigError(f"the parts in {key!r} must be objects with 'type' and 'text'.")
+    return "".join(_text(part, "text") for part in parts)
+
+
 def _pair(entry: Entry, *parts: tuple[str, str]) -> SemanticData:
     return [{"type": role, "content": [{"text": _text(entry, key)}]} for role, key in parts]
 
@@ -106,7 +127,7 @@ def _value(entry: Entry, key: str) -> Any:
 
 def _text(entry: Entry, key: str) -> str:
     value = _value(entry, key)
-    if value is None:
+    if value is None or value != value:  # NaN, a missing value of a table
         return ""
     if isinstance(value, str):
         return value

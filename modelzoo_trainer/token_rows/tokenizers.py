@@ -114,6 +114,13 @@ class Tokenizer:
         ids = self.encode_batch([token], add_special_tokens=False)[0]
         return ids[0] if len(ids) == 1 else None
 
+    def added_tokens(self) -> list[str]:
+        """Return the texts of tokens that are not part of words, such as `<|im_end|>`."""
+        if not _is_library(self.engine):
+            return list(self.tokens.values())
+        added = self.engine.get_added_tokens_decoder().values()
+        return [one.content for one in added]
+
     def special_id(self, name: str) -> int | None:
         """Return the id of a special token, by its name in `SPECIAL`, or None."""
         text = self.tokens.get(name)

@@ -234,6 +234,8 @@ def test_a_bad_folder_is_refused(
     assert "tensor 'model.layers.1" in changed(num_hidden_layers=1)
     (exported / "model.safetensors").rename(exported / "model.pkl")
     assert "no weights" in changed()
+    (exported / "model.pkl").unlink()
+    assert changed().endswith("Complete the download ('hf download NAME --local-dir DIR').\n")
     (exported / "config.json").write_text("[" * 100_000)
     assert "cannot be read as JSON" in text()
     (exported / "config.json").unlink()
@@ -270,6 +272,40 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
     for name in ("config.json", "generation_config.json"):
         config = json.loads((tmp_path / "again" / name).read_text())
         assert (config["bos_token_id"], config["eos_token_id"]) == (None, 3)
+
+
+def test_tokens_that_are_added_to_a_sentencepiece_model_must_fit(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (exported / "tokenizer.model").write_bytes(b"any")
+    (exported / "generation_config.json").unlink()
+
+    def add(number: int) -> None:
+        added = {"added_tokens_decoder": {str(number): {"content": "<pad>"}}, "pad_token": "<pad>"}
+        (exported / "tokenizer_config.json").write_text(json.dumps(added))
+
+    add(20)
+    text = refused(capsys, exported, tmp_path / "no", "--from", "hf")
+    assert "ids up to 20, but the model has vocab_size 20" in text
+    add(19)
+    assert convert(exported, tmp_path / "yes", "--from", "hf") == 0
+    assert convert(tmp_path / "yes", tmp_path / "again", "--to", "hf") == 0
+    assert json.loads((tmp_path / "again/config.json").read_text())["pad_token_id"] == 19
+
+
+def test_values_beyond_the_range_of_a_dtype_are_refused(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = load_file(exported / "model.safetensors")
+    tensors["model.norm.weight"][3] = -1e5
+    save_file(tensors, exported / "model.safetensors")
+    words = ("--from", "hf", "--dtype")
+    text = refused(capsys, exported, tmp_path / "no", *words, "float16")
+    assert "'final_norm.weight' has values up to 1e+05" in text
+    assert convert(exported, tmp_path / "yes", *words, "bfloat16") == 0
+    tensors["model.norm.weight"][3] = float("inf")  # kept as it is
+    save_file(tensors, exported / "model.safetensors")
+    assert convert(exported, tmp_path / "infinite", *words, "float16") == 0
 
 
 def test_tied_weights_that_differ_are_refused(

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.conversion.rules import (
-    Constant,
     Copy,
     Fused,
     InterleavedRows,
@@ -66,10 +65,3 @@ def test_an_offset_is_added_in_float32() -> None:
     assert ours.item() == pytest.approx(1 + theirs.item(), abs=1e-7)
     (back,) = made(Offset("a", "b"), [ours])
     assert back.item() == pytest.approx(theirs.item(), abs=1e-7)
-
-
-def test_a_constant_is_made_and_not_read() -> None:
-    rule = Constant("b", (2,), lambda: torch.ones(2))
-    assert made(rule, [])[0].tolist() == [1, 1]
-    assert rule.their_shapes([]) == [(2,)]
-    assert list(rule.to_ours(lambda number: torch.ones(2), [])) == []

@@ -177,6 +177,9 @@ def test_adapters_alone(way: str, tmp_path: Path) -> None:
     lora = way == "callback"
     trainer = run(tmp_path / "run", model | ({} if lora else {"peft_config": LORA}), lora=lora)
     source, params = tmp_path / "run/checkpoint_2", tmp_path / "run/params.yaml"
+    assert convert(source, tmp_path / "merged", "--to", "hf", "--params", params) == 0
+    generation = json.loads((tmp_path / "merged/generation_config.json").read_text())
+    assert generation["max_length"] == 33
     words = ("--to", "hf", "--params", params, "--no-merge-adapters")
     assert convert(source, tmp_path / "adapters", *words) == 0
     again = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters").eval()

@@ -190,6 +190,22 @@ def test_a_state_of_a_stream_continues_with_the_next_batch(saved: Path, drop_las
         assert [batch["input_ids"].tolist() for batch in after] == whole[number:]
 
 
+def test_the_fingerprint_of_a_stream_is_of_its_columns_and_files(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1, "b": 2}\n')
+    (tmp_path / "b.jsonl").write_text('{"a": 1, "b": 3}\n')
+    given = [("a.jsonl", ["a"]), ("a.jsonl", ["b"]), ("b.jsonl", ["a"]), ("a.jsonl", ["a"])]
+
+    found = [
+        make(tmp_path / name, feature_columns=columns, streaming=True).dataset.fingerprint
+        for name, columns in given
+    ]
+
+    assert len(set(found)) == 3
+    assert found[0] == found[3]
+
+
 def test_lines_of_json_without_a_schema_are_streamed(tmp_path: Path) -> None:
     rows = [{"input_ids": [number, 1][: 1 + number % 2], "y": number} for number in range(8)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -245,6 +261,17 @@ PIXELS = {"feature_columns": {"pixel_values": "image"}}
 def test_what_does_not_fit_is_one_message(saved: Path, arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(saved, **arguments)
+
+
+def test_a_check_needs_no_data(tmp_path: Path) -> None:
+    check = processor_class("HuggingFaceDataProcessor").check_arguments
+    given = {"path": "owner/name", "task": "features", "batch_size": 1}
+
+    assert check(**given, feature_columns=["a"], image_processor=str(tmp_path)) == []
+    (missing,) = check(**given, feature_columns=["a"], image_processor="/none")
+    assert "image_processor: there is no folder '/none'" in missing
+    with pytest.raises(ConfigError, match="requires feature_columns"):
+        check(**given)
 
 
 def save(folder: Path, rows: dict[str, Any], **features: Any) -> Path:

@@ -106,12 +106,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "text": ({}, "pretraining", TEXT, "pack_sequences: false"),
     "text, packed": ({"packing": True}, "pretraining", TEXT, "use_vsl: true"),
     "chat": (CHATML, "finetuning", CHAT, ""),
-    "chat, packed and cut": (
-        {**CHATML, "packing": True, "truncation": "keep_end"},
-        "finetuning",
-        CHAT,
-        "use_vsl: true, truncate_to_msl: {}",
-    ),
+    "chat, packed": ({**CHATML, "packing": True}, "finetuning", CHAT, "use_vsl: true"),
     "instruction": (
         {"task": "instruction", "separator": " => "},
         "finetuning",
@@ -151,9 +146,36 @@ def test_only_answers_of_a_chat_count(folder: Path) -> None:
 
     counted = found["labels"][1][found["attention_mask"][1] == 1]
 
-    answer = entries()[1]["response"].strip()
-    assert tokenizer.decode(counted.tolist()).startswith(answer)
+    assert tokenizer.decode(counted.tolist()) == "text 1 of a word <|im_end|>" * 2
     assert torch.equal(found["input_ids"][:, 1:20], found["labels"][:, :19])
+
+
+GENERATION = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + ':' }}{% if m.role == 'assistant' %}"
+    "{%- generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+
+
+def test_tokens_and_those_that_count_are_those_of_transformers(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "bytes")
+    theirs.chat_template = GENERATION
+    chats = [entry["messages"] for entry in entries(20)]
+    given = [
+        theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+        for chat in chats
+    ]
+
+    made = make(folder, task="chat", chat_template=GENERATION, max_sequence_length=512)
+    found = batches_of(made)
+
+    assert sum(map(sum, (one["assistant_masks"] for one in given))) > 500
+    for number, one in enumerate(given):
+        size = len(one["input_ids"]) - 1
+        assert found["input_ids"][number, :size].tolist() == one["input_ids"][:-1]
+        assert found["labels"][number, :size].tolist() == one["input_ids"][1:]
+        assert found["attention_mask"][number, :size].tolist() == one["assistant_masks"][1:]
 
 
 def test_cached_rows_are_used_again_and_rebuilt_if_damaged(
@@ -174,6 +196,43 @@ def test_cached_rows_are_used_again_and_rebuilt_if_damaged(
     assert torch.equal(batches_of(make(folder, **given))["labels"], first["labels"])
     with pytest.raises(AttributeError, match="rows"):
         make(folder, **given, min_sequence_length=7)
+
+
+@pytest.mark.parametrize("truncation", ["keep_start", "keep_end"])
+def test_answers_that_are_cut_keep_the_token_that_ends_them(
+    folder: Path, truncation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = [
+        {"messages": [{"role": "user", "content": f"{number} " + "ab" * 90}, answer]}
+        for number in range(9)
+        for answer in [{"role": "assistant", "content": "c" * 10 * number + "d"}]
+    ]
+    path = folder / "long.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in long))
+
+    made = make(folder, **CHATML, path=str(path), truncation=truncation)
+    found = batches_of(made)
+
+    pairs = zip(found["labels"], found["attention_mask"], strict=True)
+    texts = [made.tokenizer.decode(labels[mask == 1].tolist()) for labels, mask in pairs]
+    assert texts[:8] == ["c" * 10 * number + "d<|im_end|>" for number in range(8)]
+    inputs = [made.tokenizer.decode(row.tolist()) for row in found["input_ids"]]
+    assert all("<|im_start|>user\n" in text for text in inputs)
+    assert ["0 ab" in text for text in inputs[:1]] == [truncation == "keep_start"]
+    assert "9 examples cut to max_sequence_length" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer", ["{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>"]
+)
+def test_a_template_without_an_end_is_warned_of(
+    folder: Path, answer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = f"{{% for m in messages %}}[{{{{ m.role }}}}]{answer}{{% endfor %}}"
+
+    make(folder, task="chat", chat_template=template)
+
+    assert "writes nothing after an answer" in caplog.text
 
 
 def test_what_is_skipped_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

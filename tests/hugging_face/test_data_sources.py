@@ -73,3 +73,32 @@ def test_a_saved_folder_refuses_splits_that_it_lacks(
 
     with pytest.raises(ConfigError, match=r"split.*train"):
         make(folder, bytes_folder, split=split)
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "saved"])
+def test_other_content_of_the_same_size_makes_other_rows(
+    tmp_path: Path, bytes_folder: str, name: str
+) -> None:
+    found = []
+    for text in ("ab", "cd"):
+        if name == "saved":
+            save(tmp_path / name, train=[text])
+        else:
+            (tmp_path / name).write_text(f'{{"text": "{text}"}}\n')
+        found += texts_of(make(tmp_path / name, bytes_folder))
+
+    assert found == ["ab", "cd"]
+
+
+def test_a_folder_with_files_of_several_formats_is_warned_of(
+    tmp_path: Path, bytes_folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed/a.jsonl").write_text('{"text": "ab"}\n')
+    assert texts_of(make(tmp_path / "mixed", bytes_folder)) == ["ab"]
+    assert "several formats" not in caplog.text
+
+    (tmp_path / "mixed/b.csv").write_text("text\ncd\n")
+    make(tmp_path / "mixed", bytes_folder)
+
+    assert "files of several formats (.csv, .jsonl)" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,92 @@ def test_a_run_resumes_exactly(folder: Path, tmp_path: Path, num_workers: int, s
     rest = fit(folder, tmp_path / "cut", 24, steps, **given)
 
     assert first + rest == whole
+
+
+def write_texts(folder: Path, *texts: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for number, text in enumerate(texts):
+        lines = [json.dumps({"text": f"{text}{row:03}", "more": "a"}) + "\n" for row in range(20)]
+        (folder / f"part{number}.jsonl").write_text("".join(lines))
+    return folder
+
+
+def fingerprint(tokenizers: Path, data: Path, **arguments: Any) -> int:
+    given = {"data_files": str(data / "*.jsonl"), "tokenizer": str(tokenizers / "bytes")}
+    return int(make(tokenizers, **{**given, **arguments}).dataset.fingerprint)
+
+
+def test_the_fingerprint_of_a_stream_is_of_its_rows_and_their_order(
+    folder: Path, tmp_path: Path
+) -> None:
+    first = fingerprint(folder, write_texts(tmp_path / "a", "ab", "cd"))
+    byte_tokenizer(folder / "other")
+    names = {"pad_token": "<pad>", "eos_token": "<bos>"}
+    (folder / "other/tokenizer_config.json").write_text(json.dumps(names))
+
+    moved = Path(shutil.move(tmp_path / "a", tmp_path / "b"))
+    assert fingerprint(folder, moved) == first
+    assert fingerprint(folder, moved, batch_size=4, num_workers=2) == first
+    others = [
+        fingerprint(folder, write_texts(tmp_path / "c", "ab", "ce")),
+        fingerprint(folder, write_texts(tmp_path / "d", "ab", "cd", "ef")),
+        fingerprint(folder, moved, data_files=str(moved / "part0.jsonl")),
+        fingerprint(folder, moved, data_files={"train": str(moved / "*"), "x": str(moved / "*")}),
+        fingerprint(folder, moved, data_files={"x": str(moved / "*")}, split="x"),
+        fingerprint(folder, moved, text_column="more"),
+        fingerprint(folder, moved, tokenizer=str(folder / "other")),
+        fingerprint(folder, moved, max_sequence_length=40),
+        fingerprint(folder, moved, packing=False),
+        fingerprint(folder, moved, shuffle=False),
+        fingerprint(folder, moved, shuffle_seed=3),
+        fingerprint(folder, moved, path=str(moved), data_files=None, min_sequence_length=1),
+        fingerprint(folder, moved, path=str(moved), data_files="part0.jsonl", packing=False),
+        fingerprint(folder, moved, path=str(moved), data_files="part1.jsonl", packing=False),
+    ]
+    assert len({first, *others}) == 15
+
+
+def test_a_template_is_part_of_the_fingerprint(folder: Path, tmp_path: Path) -> None:
+    pair = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": pair}) + "\n")
+    given = {"path": str(path), "data_files": None, "task": "chat", "packing": False}
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
+
+    first = make(folder, **given, chat_template="chatml").dataset.fingerprint
+
+    assert first != make(folder, **given, chat_template=template).dataset.fingerprint
+
+
+def test_a_run_that_resumes_with_other_data_is_warned_of(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_texts(tmp_path / "data", "ab", "cd")
+    given = {"data_files": str(data / "*.jsonl")}
+    fit(folder, tmp_path / "run", 2, 2, **given)
+    fit(folder, tmp_path / "run", 4, 2, **given)
+    assert "has changed" not in caplog.text
+
+    write_texts(data, "ab", "ce")
+    fit(folder, tmp_path / "run", 6, 2, **given)
+
+    assert "the training data has changed. train_dataloader has data with checksum" in caplog.text
+
+
+def test_what_a_stream_skips_is_logged_while_it_begins(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"text": ["abc", None][row % 2]} for row in range(30)]
+    (tmp_path / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    given = {"path": str(tmp_path / "gaps.jsonl"), "data_files": None, "packing": False}
+
+    batches = iter(make(folder, **given, batch_size=1).dataset)
+    next(batches)
+
+    assert "the first 11 examples: 5 skipped: empty" in caplog.text
+    assert len(rows_of(batches)) == 14
+    assert "gaps.jsonl: 15 skipped: empty" in caplog.text
 
 
 def test_a_stream_of_a_saved_folder(folder: Path) -> None:

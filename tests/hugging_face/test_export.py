@@ -14,6 +14,7 @@ from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import HuggingFaceCheckpoint, Lora
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
+from modelzoo_trainer.models.hugging_face.model import HfModel
 from modelzoo_trainer.models.registry import model_class
 from tests.hugging_face.hf_cases import GPT_SIZES, config_of, language_batch
 
@@ -89,6 +90,16 @@ def test_a_folder_has_the_names_of_the_library(model_type: str, tmp_path: Path) 
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
 
 
+@pytest.mark.parametrize("options", [{"init_device": "meta"}, {"pretrained": False}], ids=str)
+def test_generation_settings_of_a_folder_whose_weights_are_not_loaded_by_transformers(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    base = save_base(tmp_path / "base")
+    given: dict[str, Any] = {"pretrained_model_name_or_path": str(base), **options}
+    fit(tmp_path, lambda: HfCausalLm(**given))
+    assert json.loads((tmp_path / "hf_2/generation_config.json").read_text())["max_length"] == 33
+
+
 @pytest.mark.parametrize("kind", ["plain", "injected", "PeftModel"])
 def test_models_of_the_library_without_a_wrapper(kind: str, tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(save_base(tmp_path / "base"))
@@ -101,6 +112,28 @@ def test_models_of_the_library_without_a_wrapper(kind: str, tmp_path: Path) -> N
         logits(loaded(tmp_path / "hf_2")), logits(trained), rtol=0, atol=1e-6
     )
     assert (logits(loaded(tmp_path / "base")) - logits(trained)).abs().max() > 1e-3
+
+
+def test_an_image_model_without_embeddings(tmp_path: Path) -> None:
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "num_labels": 3}
+    auto_class = "AutoModelForImageClassification"
+    trainer = Trainer(
+        device="cpu",
+        model=lambda: HfModel(auto_class=auto_class, config={"model_type": "resnet", **sizes}),
+        optimizer=lambda one: torch.optim.SGD(one.parameters(), lr=0.1),
+        loop=TrainingLoop(max_steps=2),
+        model_dir=tmp_path,
+        seed=1,
+        progress="none",
+        callbacks=[HuggingFaceCheckpoint()],
+    )
+    images = torch.randn(2, 3, 32, 32)
+    trainer.fit([{"pixel_values": images, "labels": torch.tensor([0, 2])}] * 2)
+    made = getattr(transformers, auto_class).from_pretrained(tmp_path / "hf_2").eval()
+    trainer.model.eval()
+    with torch.no_grad():
+        expected = trainer.model({"pixel_values": images})["logits"]
+        torch.testing.assert_close(made(images).logits, expected, rtol=0, atol=1e-6)
 
 
 WITH_LORA = {

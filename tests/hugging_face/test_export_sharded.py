@@ -67,11 +67,16 @@ def fit(rank: int, folder: Path, way: str) -> dict[str, Any]:
         seed=1,
     )
     data: Any = rows(tokens)
-    ckpt_path = str(folder / "llama") if way == "ours" else None
-    trainer.fit(DataLoader(data, batch_size=2), ckpt_path=ckpt_path)
     model: Any = trainer.model
     ids = torch.tensor([tokenizer(PROMPT)["input_ids"]])
-    found = {"ids": model.generate(ids, NUM_NEW, temperature=0.0)[0].tolist(), "refused": ""}
+    before = model.generate(ids, NUM_NEW, temperature=0.0)[0].tolist()
+    ckpt_path = str(folder / "llama") if way == "ours" else None
+    trainer.fit(DataLoader(data, batch_size=2), ckpt_path=ckpt_path)
+    found: dict[str, Any] = {
+        "ids": model.generate(ids, NUM_NEW, temperature=0.0)[0].tolist(),
+        "before": before,
+        "refused": "",
+    }
     if way == "peft_config":
         try:
             model.save_pretrained(folder / "refused")
@@ -120,6 +125,8 @@ def test_a_sharded_run_is_served_with_the_same_text(way: str, tmp_path: Path) ->
     assert served(tmp_path / "converted") == text
     assert served(tmp_path / "llama") != text
     if way == "peft_config":
+        text = tokenizer.decode(first["before"], skip_special_tokens=True)
+        assert served(tmp_path / "llama") == text
         assert "sharded" in first["refused"]
         assert "HuggingFaceCheckpoint" in first["refused"]
         assert not (tmp_path / "refused").exists()

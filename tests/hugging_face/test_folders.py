@@ -121,7 +121,7 @@ def test_pickle_is_refused(tmp_path: Path) -> None:
 def test_folder_without_weights_says_what_it_has(tmp_path: Path, name: str, advice: str) -> None:
     (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=f"has no weights: .*{advice}"):
-        folders.weight_files(tmp_path, key=KEY)
+        folders.weight_files(tmp_path, key=KEY, otherwise="pretrained: false")
 
 
 @pytest.mark.parametrize("library", ["transformers", "huggingface_hub"])

@@ -18,7 +18,7 @@ STRIPS = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{{ eos_toke
 
 def regions(found):
     """Return the text and what the spans cut out of it."""
-    text, spans = found
+    text, spans, _ = found
     return text, [(span.turn, span.region, text[span.start : span.stop]) for span in spans]
 
 
@@ -48,9 +48,10 @@ def test_text_like_the_marks_does_no_harm():
         "{% for m in messages[1:] %}{{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ m.content + m.content }}{% endfor %}",
         "{% for m in messages %}{{ m.content.split('Y')[-1] }}{% endfor %}",
+        "{% for m in messages %}{{ m.content[:1] == 'H' }}{{ m.content }}{% endfor %}",
     ],
 )
-def test_a_template_that_omits_or_repeats_text_has_no_places(source):
+def test_a_template_that_omits_repeats_or_looks_at_text_has_no_places(source):
     assert ChatTemplate(source, {}).locate(TURNS) is None
 
 
@@ -73,6 +74,19 @@ def test_templates_of_transformers_are_understood():
     )
     text = ChatTemplate(source, {}).render([{"role": "user", "content": "a"}])
     assert text == 'a{"\u00e9": 1}'
+
+
+def test_what_is_in_generation_blocks_is_found():
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'user' %}{{ m.content }}"
+        "{% else %}{% generation %}{{ m.content | trim }}</s>{% endgeneration %}{% endif %}"
+        "{{ '\n' }}{% endfor %}"
+    )
+    turns = [*TURNS, ("user", ["ok"]), ("assistant", ["No"])]
+    text, spans, generated = ChatTemplate(source, {}).locate(turns)
+    assert text == "[user]Hi there\n[assistant]Yes</s>\n[user]ok\n[assistant]No</s>\n"
+    assert [text[start:stop] for start, stop in generated] == ["Yes</s>", "No</s>"]
+    assert [text[span.start : span.stop] for span in spans] == ["Hi ", "there", "Yes", "ok", "No"]
 
 
 def test_the_text_does_not_depend_on_the_day():

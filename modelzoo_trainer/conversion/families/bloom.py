@@ -18,7 +18,7 @@ from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.position_bias import alibi_slopes
 
-_SLOPES: Final = "position_bias.slopes.weight"
+OUR_SLOPES: Final = "position_bias.slopes.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Slopes(Rule):
     """Our slopes of ALiBi, which follow from the number of heads there."""
 
     num_heads: int
-    ours: tuple[str, ...] = (_SLOPES,)
+    ours: tuple[str, ...] = (OUR_SLOPES,)
     theirs: tuple[str, ...] = ()
 
     @override
@@ -38,7 +38,7 @@ class Slopes(Rule):
         found, expected = read(0), self._made()
         if not torch.equal(found, expected.to(found.dtype)):
             raise CheckpointError(
-                f"{_SLOPES} differs from the slopes of ALiBi for {self.num_heads} heads, which "
+                f"{OUR_SLOPES} differs from the slopes of ALiBi for {self.num_heads} heads, which "
                 "models of the family bloom of Hugging Face have always. Were they trained?"
             )
         yield from ()

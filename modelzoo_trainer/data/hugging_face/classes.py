@@ -89,7 +89,9 @@ class ClassEncoding:
         for name in names:
             if not isinstance(example[name], str):
                 kind = type(example[name]).__name__
-                raise ConfigError(f"column {name!r} must have a text, got {kind}.")
+                raise ConfigError(
+                    f"column {name!r} must have a text, got {kind}. Remove the row, or give it one."
+                )
         texts = tuple(example[name] for name in names)
         return texts if self._has_pair else texts[0]
 
@@ -111,6 +113,7 @@ class ClassEncoding:
         most = _MOST if names is None else len(names)
         if not isinstance(value, int) or not 0 <= value < most:
             raise ConfigError(
-                f"column {column!r} must have a class from 0 to {most - 1}, got {value!r}."
+                f"column {column!r} must have a class from 0 to {most - 1}, got {value!r}. Remove "
+                f"the row, or number the classes so."
             )
         return int(value)

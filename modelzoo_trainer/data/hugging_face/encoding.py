@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,9 +26,12 @@ from modelzoo_trainer.token_rows.interface import Document, Stats
 from modelzoo_trainer.token_rows.modes.dpo import DpoMode
 from modelzoo_trainer.token_rows.modes.finetuning import FinetuningMode
 from modelzoo_trainer.token_rows.modes.pretraining import PretrainingMode
+from modelzoo_trainer.token_rows.modes.truncation import WholeAnswers
 from modelzoo_trainer.token_rows.modes.vsl_pretraining import VslPretrainingMode
 from modelzoo_trainer.token_rows.sections import Dataset, Processing, Settings, Setup
 from modelzoo_trainer.token_rows.tokenizers import Tokenizer
+
+log = logging.getLogger("modelzoo_trainer.data.hugging_face")
 
 Rows = npt.NDArray[np.int32]
 Truncation = Literal["skip", "keep_start", "keep_end"]
@@ -49,7 +53,8 @@ class EncodingSettings:
         packing: Whether a row has several documents, which do not attend to each other.
         min_sequence_length: Documents with fewer tokens are skipped.
         truncation: What to do with documents that are too long.
-        max_prompt_length: Of preferences that are too long, the tokens that the prompt keeps.
+        max_prompt_length: Of preferences that are too long, the tokens that the prompt keeps; None
+            = half of a row.
         separator: Between a prompt and its response, without a chat template.
         chat_template: Text of the template; None = the task has none.
         label_names: The classes, in the order of their numbers; None = the data has numbers.
@@ -61,7 +66,7 @@ class EncodingSettings:
     packing: bool = False
     min_sequence_length: int = 0
     truncation: Truncation = "skip"
-    max_prompt_length: int = 512
+    max_prompt_length: int | None = None
     separator: str = "\n"
     chat_template: str | None = None
     label_names: list[str] | None = None
@@ -114,6 +119,7 @@ class TurnsEncoding:
             settings.task, settings.columns, is_chat=settings.chat_template is not None
         )
         self._mode = _mode_of(settings, tokenizer)
+        _warn_of_no_end(settings, tokenizer)
         self.features = self._mode.features
         assert tokenizer.pad_id is not None  # the data processor has checked it
         self.fill = tuple(
@@ -200,9 +206,17 @@ def _template_text(given: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def _warn_of_no_end(settings: EncodingSettings, tokenizer: Tokenizer) -> None:
+    source = settings.chat_template
+    if source is not None and tokenizer.chat_template(source).end_of_answer() == "":
+        log.warning(
+            "The chat template writes nothing after an answer, or not in its generation block: a "
+            "model does not learn where an answer ends. Let the template write eos_token there."
+        )
+
+
 def _mode_of(given: EncodingSettings, tokenizer: Tokenizer) -> _Mode:
     """Return the mode of preprocessing that makes the rows of a task."""
-    truncates = given.truncation != "skip"
     settings = Settings(
         Setup(mode="custom"),  # of no effect here
         Processing(
@@ -213,12 +227,13 @@ def _mode_of(given: EncodingSettings, tokenizer: Tokenizer) -> _Mode:
             pack_sequences=False,
             sep_token=given.separator,
             chat_template=given.chat_template,
-            truncate_to_msl={"prompt_truncation_mode": given.truncation} if truncates else None,
-            max_prompt_length=given.max_prompt_length,
+            max_prompt_length=given.max_prompt_length or max(1, given.max_sequence_length // 2),
         ),
     )
     if given.task == "preference":
         return DpoMode(settings, tokenizer)
     if given.task != "text":
-        return FinetuningMode(settings, tokenizer)
+        keeps_end = given.truncation == "keep_end"
+        cuts = None if given.truncation == "skip" else WholeAnswers(keeps_end)
+        return FinetuningMode(settings, tokenizer, cuts)
     return (VslPretrainingMode if given.packing else PretrainingMode)(settings, tokenizer)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.token_rows.interface import SemanticData
 from modelzoo_trainer.token_rows.read_hooks import (
     chat_read_hook,
+    content_text,
     prompt_completion_chat_read_hook,
     prompt_completion_text_read_hook,
     text_read_hook,
@@ -24,6 +25,16 @@ _ROLES: Final = {
     "human": "user",
     "gpt": "assistant",
 }
+
+
+_BESIDE_TEXT: Final = ("tool_calls", "function_call", "reasoning_content", "thinking")
+
+
+class _Answer(NamedTuple):
+    """An answer, and role and text of the messages before it."""
+
+    before: list[tuple[str, str]]
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,80 +101,87 @@ class ReadTurns:
         return text_read_hook(row, text_key=columns.text)
 
     def _chat(self, row: Mapping[str, Any]) -> SemanticData | None:
-        columns = self.columns
-        messages = row[columns.messages]
-        if messages is None:
-            return None
-        for message in messages if isinstance(messages, list) else ():
-            self._role(message, columns.messages)
+        column = self.columns.messages
+        messages = [] if row[column] is None else self._messages(row[column], column)
         return chat_read_hook(
-            row,
-            multi_turn_key=columns.messages,
-            multi_turn_role_key=columns.message_role_key,
-            multi_turn_content_key=columns.message_content_key,
+            {"messages": [{"role": role, "content": text} for role, text in messages]},
+            multi_turn_key="messages",
+            multi_turn_role_key="role",
+            multi_turn_content_key="content",
         )
 
     def _preference(self, row: Mapping[str, Any]) -> SemanticData:
+        """Return the turns of the prompt, then the chosen and the rejected answer.
+
+        Messages before the answers replace the column of the prompt.
+        """
         columns = self.columns
-        prompts: list[str | None] = []
-        if columns.prompt in row:
-            of_user, text = self._exchange(row, columns.prompt)
-            prompts.append(text if of_user is None else of_user)
-        answers = []
-        for column in (columns.chosen, columns.rejected):
-            of_user, text = self._exchange(row, column)
-            if text is None:
-                raise ConfigError(f"column {column!r} has no message of the assistant.")
-            answers.append(text)
-            if columns.prompt not in row:
-                prompts.append(of_user)
-        if None in prompts:
+        chosen, rejected = (self._answer(row, one) for one in (columns.chosen, columns.rejected))
+        if chosen.before != rejected.before:
+            raise ConfigError(
+                f"the columns {columns.chosen!r} and {columns.rejected!r} begin with different "
+                f"messages. Both must answer the same prompt."
+            )
+        prompt = chosen.before
+        if not prompt and columns.prompt not in row:
             raise ConfigError(
                 f"there is no prompt: neither a column {columns.prompt!r}, nor a message of the "
                 f"user in {columns.chosen!r} and {columns.rejected!r}. Set prompt_column."
             )
-        if len(set(prompts)) > 1:
-            raise ConfigError(
-                f"the columns {columns.chosen!r} and {columns.rejected!r} begin with different "
-                f"messages of the user. Both must answer the same prompt."
-            )
-        parts = zip(("prompt", "chosen", "rejected"), (prompts[0], *answers), strict=True)
-        return [{"type": role, "content": [{"text": text}]} for role, text in parts]
+        if not prompt:
+            value = row[columns.prompt]
+            is_text = value is None or isinstance(value, str)
+            prompt = [("user", value or "")] if is_text else self._messages(value, columns.prompt)
+        turns = [*prompt, ("chosen", chosen.text), ("rejected", rejected.text)]
+        return [{"type": role, "content": [{"text": text}]} for role, text in turns]
 
-    def _exchange(self, row: Mapping[str, Any], column: str) -> tuple[str | None, str | None]:
-        """Return the texts of the user and of the assistant in a column: a text, or messages."""
+    def _answer(self, row: Mapping[str, Any], column: str) -> _Answer:
+        """Return the answer in a column, a text or messages."""
         value = row[column]
         if value is None or isinstance(value, str):
-            return None, value or ""
+            return _Answer([], value or "")
+        *before, (role, text) = self._messages(value, column) or [("", "")]
+        if role != "assistant":
+            raise ConfigError(
+                f"column {column!r} must end with a message of the assistant, got "
+                f"{role or 'no message'}. Remove the row, or what follows the answer."
+            )
+        return _Answer(before, text)
+
+    def _messages(self, value: Any, column: str) -> list[tuple[str, str]]:
+        """Return role and text of messages, without system messages that are empty."""
+        if isinstance(value, Mapping):  # a feature `Sequence` of objects is an object of lists
+            value = [
+                dict(zip(value, one, strict=True)) for one in zip(*value.values(), strict=False)
+            ]
         if not isinstance(value, list):
             raise ConfigError(
-                f"column {column!r} must have a text or a list of messages, got "
-                f"{type(value).__name__}."
+                f"column {column!r} must have a list of messages, got {type(value).__name__}. "
+                f"Choose another column, or another task."
             )
-        roles = [self._role(one, column) for one in value]
-        if roles not in (["user"], ["assistant"], ["user", "assistant"]):
-            raise ConfigError(
-                f"column {column!r} has messages of the roles {', '.join(roles) or 'none'}; only "
-                f"one of the user and one of the assistant can be used for preferences."
-            )
-        texts = [str(one[self.columns.message_content_key]) for one in value]
-        return (
-            texts[0] if roles[0] == "user" else None,
-            texts[-1] if roles[-1] == "assistant" else None,
-        )
+        found = [self._message(message, column) for message in value]
+        return [(role, text) for role, text in found if role != "system" or text.strip()]
 
-    def _role(self, message: Any, column: str) -> str:
-        key = self.columns.message_role_key
-        if not isinstance(message, Mapping) or key not in message:
-            there = ", ".join(message) if isinstance(message, Mapping) else type(message).__name__
+    def _message(self, message: Any, column: str) -> tuple[str, str]:
+        keys = self.columns.message_role_key, self.columns.message_content_key
+        there = message if isinstance(message, Mapping) else {}
+        missing = [key for key in keys if key not in there]
+        if missing:
+            has = ", ".join(there) or type(message).__name__
             raise ConfigError(
-                f"a message in column {column!r} has no {key!r}; it has: {there}. Set "
+                f"a message in column {column!r} has no {missing[0]!r}; it has: {has}. Set "
                 f"message_role_key and message_content_key."
             )
-        role = message[key]
-        if role not in _ROLES:
+        beside = next((key for key in _BESIDE_TEXT if message.get(key)), None)
+        if beside is not None:
+            raise ConfigError(
+                f"a message in column {column!r} has {beside!r}, which would not be learned. Write "
+                f"it into the text of the message, or remove the row."
+            )
+        role = message[keys[0]]
+        if not isinstance(role, str) or role not in _ROLES:
             raise ConfigError(
                 f"a message in column {column!r} has the role {role!r}; known roles: "
                 f"{', '.join(_ROLES)}. Change the role, or remove the message."
             )
-        return _ROLES[role]
+        return _ROLES[role], content_text(message, keys[1])

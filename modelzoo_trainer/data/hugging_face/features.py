@@ -19,7 +19,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.data.hugging_face.pixels import Pixels, PixelSettings
-from modelzoo_trainer.data.hugging_face.source import OWNER, column_names, require_column
+from modelzoo_trainer.data.hugging_face.source import (
+    OWNER,
+    DatasetSource,
+    column_names,
+    require_column,
+)
 from modelzoo_trainer.data.hugging_face.stream import RowStream
 from modelzoo_trainer.data.processor import BatchDataset, LoadingOptions
 from modelzoo_trainer.errors import ConfigError, suggest
@@ -131,6 +136,11 @@ class Features:
                 f"columns of {where!r} ({known}) is a datasets.Image. Arrays are used as they are. "
                 f"Remove the arguments, or cast the column to datasets.Image()."
             )
+
+    @property
+    def identity(self) -> str:
+        """Identifier that differs between any two settings."""
+        return json.dumps(asdict(self.settings), sort_keys=True)
 
     def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
         """Keep the limits of a model, which each batch is compared with."""
@@ -283,8 +293,7 @@ class FeatureRows(BatchDataset):
     def __init__(self, dataset: Any, features: Features) -> None:
         self._dataset = dataset
         self._features = features
-        settings = json.dumps(asdict(features.settings), sort_keys=True)
-        key = f"{dataset._fingerprint}\0{settings}"
+        key = f"{dataset._fingerprint}\0{features.identity}"
         self.fingerprint = int(hashlib.sha256(key.encode()).hexdigest()[:8], 16)
 
     @override
@@ -319,13 +328,14 @@ class FeatureStream(RowStream):
         dataset: A `datasets.IterableDataset`.
         features: Makes the batches.
         options: Batch size, order, and whether a smaller last batch is dropped.
-        where: The dataset, for messages.
+        source: Where the dataset is.
     """
 
     def __init__(
-        self, dataset: Any, features: Features, options: LoadingOptions, where: str
+        self, dataset: Any, features: Features, options: LoadingOptions, source: DatasetSource
     ) -> None:
-        super().__init__(dataset, cast(Any, features), options, features.check_model, where)
+        given = (options, features.check_model, source.where, source.identity())
+        super().__init__(dataset, cast(Any, features), *given)
         self._features = features
 
     @override
@@ -334,7 +344,7 @@ class FeatureStream(RowStream):
 
 
 def open_features(
-    data: Any, settings: FeatureSettings, options: LoadingOptions, where: str
+    data: Any, settings: FeatureSettings, options: LoadingOptions, source: DatasetSource
 ) -> FeatureRows | FeatureStream:
     """Return the batches of a dataset, map-style or as a stream as it is itself.
 
@@ -342,25 +352,25 @@ def open_features(
         data: A `datasets.Dataset` or `datasets.IterableDataset`.
         settings: Which columns, and how.
         options: Batch size and order, of a stream.
-        where: The dataset, for messages.
+        source: Where the dataset is.
 
     Raises:
         ConfigError: If a column is missing, or the first row cannot be used.
     """
-    found = column_names(data, where)
+    found = column_names(data, source.where)
     for name, column in settings.columns.items():
-        require_column(column, f"feature_columns.{name}", found, where)
+        require_column(column, f"feature_columns.{name}", found, source.where)
     library: Any = import_module("datasets")
     known = data.features or {}
     own = list(dict.fromkeys(settings.columns.values()))
     images = [name for name in own if isinstance(known.get(name), library.Image)]
-    features = Features(settings, images, where)
+    features = Features(settings, images, source.where)
     data = data.select_columns(own)
     for name in images:  # decoded where batches are made, which may be a worker
         data = data.cast_column(name, library.Image(decode=False))
     data = data.with_format("numpy")
     if isinstance(data, library.IterableDataset):
-        return FeatureStream(data, features, options, where)
+        return FeatureStream(data, features, options, source)
     rows = FeatureRows(data, features)
     rows[0]
     return rows

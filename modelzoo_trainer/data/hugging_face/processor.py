@@ -71,7 +71,7 @@ class HuggingFaceDataProcessor(DataProcessor):
 
     With the task `features`, columns are used as they are. Other rows are those that
     `data_preprocess` writes for the same texts, tokenizer and settings, without its normalization
-    of text (`use_ftfy: false`).
+    of text (`use_ftfy: false`), except those that are cut.
 
     Args:
         path: A file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.txt`, `.arrow`), a folder of files or
@@ -95,13 +95,13 @@ class HuggingFaceDataProcessor(DataProcessor):
         messages_column: For `chat`: a list of messages, each with a role and a content.
         message_role_key: Key of the role in a message: system, user (or human), assistant (gpt).
         message_content_key: Key of the content in a message.
-        prompt_column: For `instruction` and `preference`; not needed where the answers are lists of
-            messages that begin with one of the user.
+        prompt_column: For `instruction` and `preference`; not used where the answers are lists of
+            messages that begin with those before the answer.
         response_column: For `instruction`.
         text_pair_column: For `classification`: a second text; default: none.
         label_column: For `classification`: the class, a number or a text.
         label_names: The classes, in the order of their numbers, where they are texts.
-        chosen_column: For `preference`: a text, or a list of messages with the answer.
+        chosen_column: For `preference`: a text, or a list of messages that ends with the answer.
         rejected_column: For `preference`, as `chosen_column`.
         feature_columns: For `features`: the column of each argument of the model, by the argument,
             or a list of columns that are called like arguments.
@@ -120,10 +120,13 @@ class HuggingFaceDataProcessor(DataProcessor):
             default: the tokenizer's for `chat` and `preference`, none for `instruction`.
         separator: Text between a prompt and its response, for `instruction` without a template.
         truncation: What to do with chats and instructions of more than `max_sequence_length`
-            tokens: `skip`, or cut the longest prompts at their start (`keep_end`) or end
-            (`keep_start`), then the answers at their end.
+            tokens: `skip`, or cut them. A row then ends with the last answer that fits, whole. If
+            none fits, the prompts before the first one are cut, the longest first, at their start
+            (`keep_end`) or end (`keep_start`), as far as needed to keep the answer whole. If that
+            is not enough, prompts keep half of the row, and the answer loses its end.
         max_prompt_length: For `preference`: tokens that the prompt keeps, at its end, in rows that
-            would be too long.
+            would be too long; then the answers lose their ends. Default: half of
+            `max_sequence_length`.
         min_sequence_length: Documents with fewer tokens are skipped.
         eos_token: The token that ends a document; default: that of the tokenizer's folder.
         pad_token: The token that fills rows; default: that of the folder, else `eos_token`.
@@ -189,7 +192,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         chat_template: str | None = None,
         separator: str = "\n",
         truncation: Truncation = "skip",
-        max_prompt_length: Size = 512,
+        max_prompt_length: Size | None = None,
         min_sequence_length: NonNegativeSize = 0,
         eos_token: str | None = None,
         pad_token: str | None = None,
@@ -211,7 +214,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         self.dataset: FeatureRows | FeatureStream | CachedRows | RowStream
         if task == "features":
             features = feature_settings(given)
-            self.dataset = open_features(self.load(source), features, self.options, source.where)
+            self.dataset = open_features(self.load(source), features, self.options, source)
             return
         assert tokenizer is not None and max_sequence_length is not None  # noqa: PT018  # checked
         self.tokenizer = self.create_tokenizer(tokenizer, eos_token, pad_token)
@@ -220,6 +223,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         self._fit_check(vocab_size, None)
         template = template_of(chat_template, self.tokenizer, tokenizer, task)
         settings = encoding_settings(given, template)
+        self._source = source
         data = self.load(source)
         found = column_names(data, source.where)
         for key, column in settings.columns.of(task).items():
@@ -244,7 +248,8 @@ class HuggingFaceDataProcessor(DataProcessor):
         kind = ClassEncoding if settings.task == "classification" else TurnsEncoding
         encoding: Encoding = kind(settings, self.tokenizer, where)
         if self._streams:
-            return RowStream(data, encoding, self.options, self._fit_check, where)
+            identity = self._source.identity()
+            return RowStream(data, encoding, self.options, self._fit_check, where, identity)
         given = self._cache_dir
         folder = default_cache_dir() if given is None else Path(given).expanduser()
         path = cached_rows(data, encoding, folder, where)
@@ -282,8 +287,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         loading_options(given)
         lacks = source_of(given).check()
         if given["task"] == "features":
-            feature_settings(given)
-            return lacks
+            return lacks + feature_settings(given).pixels.missing()
         name = given["tokenizer"]
         lacks += missing_tokenizer(name)
         if Path(name).expanduser().exists():

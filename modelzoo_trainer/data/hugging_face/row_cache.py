@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.data.hdf5.sending import Batch, to_send
 from modelzoo_trainer.data.hugging_face.encoding import CHUNK, Encoding
-from modelzoo_trainer.data.hugging_face.source import OWNER
+from modelzoo_trainer.data.hugging_face.source import OWNER, unreadable
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.data.token_cache import damage_of, write_tokens
 from modelzoo_trainer.errors import ConfigError
@@ -30,8 +30,13 @@ from modelzoo_trainer.token_rows.interface import Stats
 
 log = logging.getLogger("modelzoo_trainer.data.hugging_face")
 
-_FORMAT: Final = 1  # increase it when the same arguments give other rows
+_FORMAT: Final = 2  # increase it when the same arguments give other rows
 _SAID: Final[set[str]] = set()
+_ADVICE: Final = {
+    "too long": "To cut them, set truncation, or increase max_sequence_length",
+    "not pairs": "Change their messages: a system message or none, then a user's and an answer",
+    "chat template": "Set chat_template to one that writes each message once and as it is",
+}
 
 Ints = npt.NDArray[np.int64]
 
@@ -127,6 +132,8 @@ def cached_rows(dataset: Any, encoding: Encoding, cache_dir: Path, where: str) -
         if _is_usable(path, encoding):
             _say_once(f"Using the cached rows of {where}: {path}.npy")
             return path
+        for left in cache_dir.glob(f".{path.name}-*"):  # of a process that was killed
+            left.unlink()
         _write(dataset, encoding, path, where)
     return path
 
@@ -150,10 +157,16 @@ def report(stats: Stats, where: str) -> None:
     kept = stats.documents - stats.documents_skipped
     log.info("%s: made %d rows of %d examples", where, stats.rows, kept)
     for reason in skipped(stats):
-        advice = ""
-        if "too long" in reason:
-            advice = ". To cut them, set truncation, or increase max_sequence_length"
+        advice = next((f". {text}" for part, text in _ADVICE.items() if part in reason), "")
         log.warning("%s: %s%s", where, reason, advice)
+    if stats.documents_truncated:
+        lost = f"; {stats.answers_cut:,} of them have an answer without its end"
+        log.warning(
+            "%s: %s examples cut to max_sequence_length%s",
+            where,
+            f"{stats.documents_truncated:,}",
+            lost if stats.answers_cut else "",
+        )
 
 
 def _write(dataset: Any, encoding: Encoding, path: Path, where: str) -> None:
@@ -164,7 +177,7 @@ def _write(dataset: Any, encoding: Encoding, path: Path, where: str) -> None:
     def parts() -> Iterator[npt.NDArray[Any]]:
         for start in range(0, len(dataset), CHUNK):
             stop = min(start + CHUNK, len(dataset))
-            examples = dataset.select(range(start, stop)).to_list()
+            examples = _read(dataset, start, stop, where)
             rows = encoding.rows(examples, start, stats)
             used = _used(rows, encoding.fill)
             sizes.append(used * rows.shape[1])
@@ -189,6 +202,14 @@ def _write(dataset: Any, encoding: Encoding, path: Path, where: str) -> None:
     write_tokens(_ends_of(path), iter([ends]), ends.dtype)
     _facts_of(path).write_text(json.dumps({"rows": stats.rows, "documents": stats.documents}))
     report(stats, where)
+
+
+def _read(dataset: Any, start: int, stop: int, where: str) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = dataset.select(range(start, stop)).to_list()
+    except Exception as error:  # the library raises any
+        raise ConfigError(unreadable(f"{where}, rows {start} to {stop - 1}", error)) from error
+    return found
 
 
 def _used(rows: npt.NDArray[np.int32], fill: tuple[int, ...]) -> Ints:
@@ -247,7 +268,11 @@ def _locked(path: Path) -> Iterator[None]:
             f"cache_dir to a writable folder."
         ) from error
     with file:  # closing it unlocks
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("Waiting for another process, which makes the rows %s.npy", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, reason_of, suggest
+from modelzoo_trainer.hugging_face.folders import HUB_NAME
+
+log = logging.getLogger("modelzoo_trainer.data.hugging_face")
 
 OWNER: Final = "HuggingFaceDataProcessor"
 
@@ -29,8 +34,8 @@ _SUFFIXES: Final = {
     ".arrow": "arrow",
 }
 _COMPRESSED: Final = (".gz", ".zst", ".xz", ".bz2")
+_END_BYTES: Final = 1 << 16
 _SAVED: Final = ("state.json", "dataset_dict.json")
-_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _INSTALL: Final = 'pip install "modelzoo-trainer[huggingface]"'
 _NO_EFFECT: Final = ("name", "data_files", "data_dir", "revision")
 
@@ -82,7 +87,7 @@ class DatasetSource:
         if place.is_dir():
             self._refuse_others(f"{self.path!r} is a local folder", ("revision",))
             return []
-        if not _HUB_NAME.fullmatch(self.path) or Path(self.path).suffix in _SUFFIXES:
+        if not HUB_NAME.fullmatch(self.path) or Path(self.path).suffix in _SUFFIXES:
             return [
                 f"{OWNER}.path: {self.path!r} does not exist. Give a file, a folder, a format of "
                 f"files ({', '.join(_BUILDERS)}) with data_files, or a name of the Hub."
@@ -107,6 +112,43 @@ class DatasetSource:
             raise ConfigError(self._empty)
         return found
 
+    def identity(self) -> str:
+        """Return a digest of the arguments and of the local files; of a name of the Hub, its own.
+
+        Of a file it has the name, the size, and 64 KiB of both ends.
+        """
+        digest = hashlib.sha256(repr((self.name, self.split, self.revision)).encode())
+        files = self._local_files()
+        if not files:
+            digest.update(repr((self.path, self.data_files, self.data_dir)).encode())
+        for name, file in files:
+            digest.update(repr((name, file.stat().st_size)).encode())
+            with file.open("rb") as content:
+                digest.update(content.read(_END_BYTES))
+                content.seek(max(0, file.stat().st_size - _END_BYTES))
+                digest.update(content.read())
+        return digest.hexdigest()
+
+    def _local_files(self) -> list[tuple[str, Path]]:
+        """Return the files, each with its name, which is the same where the data is moved to."""
+        place = Path(self.path).expanduser()
+        if place.is_file():
+            return [(place.name, place)]
+        if self.data_files is not None:
+            base = place if place.is_dir() and self.path not in _BUILDERS else Path()
+            found = [
+                Path(name)
+                for pattern in _names(self.data_files)
+                for name in sorted(glob.glob(str(base / self._below(pattern)), recursive=True))
+            ]
+            return [(file.name, file) for file in found if file.is_file()]
+        folder = place if self.data_dir is None else Path(self.data_dir).expanduser()
+        return [
+            (file.relative_to(folder).as_posix(), file)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file() and _SUFFIXES.keys() & set(file.suffixes)
+        ]
+
     @property
     def where(self) -> str:
         """The source in messages about a row."""
@@ -117,7 +159,10 @@ class DatasetSource:
 
     @property
     def _empty(self) -> str:
-        return f"{OWNER}.path: split {self.split!r} of {self.where!r} has no rows."
+        return (
+            f"{OWNER}.path: split {self.split!r} of {self.where!r} has no rows. Give files "
+            f"with rows, or another split."
+        )
 
     @property
     def _is_saved(self) -> bool:
@@ -169,6 +214,8 @@ class DatasetSource:
         if "data_files" in given:
             given["data_files"] = _expanded(given["data_files"])
         builder = _format_of(path) if path.is_file() else self.path
+        if self.data_files is None and path.is_dir() and builder not in _BUILDERS:
+            self._warn_of_formats()
         try:
             return datasets.load_dataset(
                 builder,
@@ -180,15 +227,39 @@ class DatasetSource:
         except Exception as error:  # the library raises any
             raise ConfigError(self._refusal(error, builder, given.get("data_files"))) from error
 
+    def _warn_of_formats(self) -> None:
+        """Warn of a folder with files of several formats, of which the library reads one."""
+        suffixes = {suffix for _, file in self._local_files() for suffix in file.suffixes}
+        found = sorted(suffixes & _SUFFIXES.keys())
+        if len({_SUFFIXES[suffix] for suffix in found}) > 1:
+            log.warning(
+                "%s.path: folder %r has files of several formats (%s); only those of one format "
+                "are read. Set path to a format, and data_files.",
+                OWNER,
+                self.path,
+                ", ".join(found),
+            )
+
     def _refusal(self, error: Exception, builder: str, files: Any) -> str:
         text = _first_line(error.__cause__ or error)
+        if "Unrecognized instruction format" in text:
+            return _no_split(self, [])
         if "split" in str(error).lower() and isinstance(error, ValueError):
             return _no_split(self, re.findall(r"'([^']+)'", str(error).partition("[")[2]))
+        files_here = self._local_files() if self._is_local else []
+        if Path(self.path).expanduser().is_dir() and not files_here:
+            return (
+                f"{OWNER}.path: the folder {self.path!r} cannot be read: {text}. It has no files "
+                f"with the suffixes {', '.join(_SUFFIXES)}. Give another folder."
+            )
+        is_empty = files_here and not any(file.stat().st_size for _, file in files_here)
+        if is_empty or "corresponds to no data" in text:
+            return self._empty
         if self._is_local:
             bad = next(_bad_lines(files), None) if builder == "json" else None
             if bad is not None:
                 return f"{OWNER}.path: {bad}. Each line must be a JSON object."
-            return f"{OWNER}.path: {self.where!r} cannot be read: {text}."
+            return unreadable(self.where, error)
         return (
             f"{OWNER}.path: {self.path!r} is not a file or folder here, and cannot be fetched from "
             f"the Hub ({text}). Without a network, run 'hf download {self.path} --repo-type "
@@ -240,14 +311,14 @@ def column_names(dataset: Any, where: str) -> list[str]:
     Raises:
         ConfigError: If a stream has no rows, or its first cannot be read.
     """
-    if dataset.column_names is not None:
+    if dataset.column_names:
         return list(dataset.column_names)
     try:
         first = list(islice(iter(dataset), 1))
     except Exception as error:  # the library raises any
         raise ConfigError(unreadable(where, error)) from error
     if not first:
-        raise ConfigError(f"{OWNER}.path: {where!r} has no rows.")
+        raise ConfigError(f"{OWNER}.path: {where!r} has no rows. Give files with rows.")
     return list(first[0])
 
 
@@ -267,13 +338,18 @@ def require_column(name: str, key: str, columns: list[str], where: str) -> None:
 
 
 def unreadable(where: str, error: Exception) -> str:
-    """Return the message about a stream that cannot be read."""
-    return f"{OWNER}.path: {where!r} cannot be read: {_first_line(error.__cause__ or error)}."
+    """Return the message about data that cannot be read."""
+    why = _first_line(error.__cause__ or error)
+    return f"{OWNER}.path: {where!r} cannot be read: {why}. Check its files, or write them again."
 
 
 def _no_split(source: DatasetSource, known: list[str]) -> str:
     there = f" It has: {', '.join(known)}." if known else ""
-    return f"{OWNER}.split: {source.where!r} has no split {source.split!r}.{there} Set split."
+    whole = " A stream of files has no slices." if source.streaming and "[" in source.split else ""
+    return (
+        f"{OWNER}.split: {source.where!r} has no split {source.split!r}.{there}{whole} Set split: "
+        f"a name, or a slice such as train[:90%]."
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,6 +6,8 @@ Dimension letters: F features, S positions, B batch.
 from __future__ import annotations
 
 import copy
+import json
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -50,6 +52,10 @@ class RowStream(IterableDataset[Batch]):
         options: Batch size, order, and whether a smaller last batch is dropped.
         check: Compares the encoding with a model.
         where: The dataset, for messages.
+        source: Identifier of the data.
+
+    Attributes:
+        fingerprint: Differs between streams with other rows, or another order.
 
     Shapes:
         A batch: what `encoding.batch` makes of (F, B, S).
@@ -62,7 +68,11 @@ class RowStream(IterableDataset[Batch]):
         options: LoadingOptions,
         check: Callable[[int | None, int | None], None],
         where: str,
+        source: str,
     ) -> None:
+        order = [options.shuffle_seed, options.reshuffle] if options.shuffle else None
+        decides = [CHUNK, source, encoding.identity, order]
+        self.fingerprint = zlib.crc32(json.dumps(decides).encode())
         self._dataset = dataset
         self._encoding = encoding
         self._options = options
@@ -146,6 +156,8 @@ class RowStream(IterableDataset[Batch]):
         examples = iter(data)
         while group := self._read(examples):
             rows = self._encoding.rows(group, chunk * CHUNK, stats)
+            if chunk == 0 and len(group) == CHUNK and not self._has_reported:
+                report(stats, f"{self._where}, the first {CHUNK:,} examples")
             if self._options.shuffle:
                 rows = rows[self._order(len(rows), chunk)]
             for number in range(skip, len(rows)):

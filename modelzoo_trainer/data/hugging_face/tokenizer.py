@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,11 +9,10 @@ from typing import Final
 from modelzoo_trainer.data.hugging_face.examples import Task
 from modelzoo_trainer.data.hugging_face.source import OWNER
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.hugging_face.folders import local_folder
+from modelzoo_trainer.hugging_face.folders import HUB_NAME, local_folder
 from modelzoo_trainer.token_rows.tokenizers import HUB_FILES, Tokenizer, tokenizer_at
 
 _KEY: Final = f"{OWNER}.tokenizer"
-_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def load_tokenizer(given: str, eos_token: str | None, pad_token: str | None) -> Tokenizer:
@@ -72,7 +70,7 @@ def missing_tokenizer(given: str) -> list[str]:
     """Return a message if there is no such file or folder, and it is no name of the Hub."""
     if Path(given).expanduser().exists():
         return []
-    if _HUB_NAME.fullmatch(given) and not given.endswith(".json"):
+    if HUB_NAME.fullmatch(given) and not given.endswith(".json"):
         return []
     return [
         f"{_KEY}: {given!r} does not exist. Give a folder, a tokenizer.json file, or a name of "

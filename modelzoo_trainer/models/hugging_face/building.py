@@ -33,6 +33,7 @@ from modelzoo_trainer.models.hugging_face.settings import (
 )
 
 CAUSAL: Final = "AutoModelForCausalLM"
+_GENERATION: Final = "generation_config.json"
 _MASKED: Final = "AutoModelForMaskedLM"
 
 
@@ -88,16 +89,24 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
     device = torch.device("meta") if is_deferred else nullcontext()
     if is_deferred and settings.peft_config is not None:
         check_adapters_on_meta(check_peft(settings.peft_config))
+    model: Module
+    missing: list[str] = []
     with _quiet(library), _naming(settings), device:
         if folder is None or not settings.has_weights or is_deferred or _is_planned():
-            model: Module = cls.from_config(config, **options)
-            missing: list[str] = []
+            model = cls.from_config(config, **options)
+            _read_generation(library, model, folder)
         else:
             model, missing = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
         if settings.peft_config is not None:
             add_adapters(model, settings.peft_config)
             warn_of_frozen(model, missing)
     return model
+
+
+def _read_generation(library: Any, model: Any, folder: Path | None) -> None:
+    """Give a model the settings of generation of a folder, as loading its weights does."""
+    if folder is not None and model.can_generate() and (folder / _GENERATION).is_file():
+        model.generation_config = library.GenerationConfig.from_pretrained(folder)
 
 
 def is_built_on_meta(settings: HfSettings) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,9 @@ def check_different(model: Any, groups: Iterable[list[str]]) -> None:
 
 def embeddings_of(model: Any) -> set[str]:
     """Return the names of the weights of the embedding and of the output layer."""
-    parts = [model.get_input_embeddings(), model.get_output_embeddings()]
+    parts = []
+    with suppress(NotImplementedError):  # of a model without tokens
+        parts = [model.get_input_embeddings(), model.get_output_embeddings()]
     return {
         f"{name}.weight"
         for name, one in model.named_modules()

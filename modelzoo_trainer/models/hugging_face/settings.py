@@ -78,7 +78,9 @@ class HfSettings:
         found = local_folder(given, key=FOLDER_KEY, revision=self.revision, patterns=patterns)
         read_config(found, key=FOLDER_KEY)
         if self.has_weights:
-            weight_files(found, key=FOLDER_KEY)
+            weight_files(
+                found, key=FOLDER_KEY, otherwise="train from initial values: pretrained: false"
+            )
         return found
 
     @property

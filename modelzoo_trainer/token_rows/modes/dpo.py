@@ -23,14 +23,16 @@ from modelzoo_trainer.token_rows.modes.special_ids import require_pad
 from modelzoo_trainer.token_rows.sections import Settings
 from modelzoo_trainer.token_rows.tokenizers import Tokenizer
 
-_PARTS: Final = ("prompt", "chosen", "rejected")
-_ANSWER: Final = 1  # index of the turn
+_ANSWERS: Final = ("chosen", "rejected")
+_CHAT: Final = frozenset({"system", "user", "assistant"})
+_ANSWER: Final = 1  # owner of the tokens of an answer
 
 
 class DpoMode:
     """Two sequences in each row: the prompt with either answer, in the chat template.
 
-    All that follows the prompt counts in the loss, up to the end that the template writes.
+    The prompt is a text, of the user, or the turns of a chat. All that follows it counts in the
+    loss, up to the end that the template writes.
 
     Args:
         settings: Those of the run.
@@ -65,31 +67,37 @@ class DpoMode:
         return Rows({DATASET: data}, np.array(lengths, np.int64))
 
     def _pieces(self, document: Document, stats: Stats) -> tuple[Piece, Piece] | None:
-        texts: dict[str, str] = {}
-        for turn in document_turns(document):
-            content = "".join(text_of(region, document) for region in turn.regions)
-            texts[turn.role] = texts.get(turn.role, "") + content
-        if set(texts) != set(_PARTS):
+        texts = [
+            (turn.role, "".join(text_of(region, document) for region in turn.regions))
+            for turn in document_turns(document)
+        ]
+        roles = {role for role, _ in texts}
+        before = roles - {*_ANSWERS}
+        if not roles.issuperset(_ANSWERS) or not (before == {"prompt"} or set() < before <= _CHAT):
             raise ConfigError(
-                f"{document.where}: dpo needs the turns {', '.join(_PARTS)}; got "
-                f"{', '.join(sorted(texts)) or 'none'}. Use dpo_read_hook."
+                f"{document.where}: dpo needs the turns prompt, chosen, rejected; got "
+                f"{', '.join(sorted(roles)) or 'none'}. Use dpo_read_hook."
             )
-        if not all(text.strip() for text in texts.values()):
+        prompt = [(role, text) for role, text in texts if role in _CHAT]
+        if not prompt:
+            prompt = [("user", _joined(texts, "prompt"))]
+        answers = [_joined(texts, name) for name in _ANSWERS]
+        if not all(text.strip() for text in (*(text for _, text in prompt), *answers)):
             stats.skip(document, "empty")
             return None
         with naming(document):
-            chosen, rejected = (self._piece(texts["prompt"], texts[name]) for name in _PARTS[1:])
+            chosen, rejected = (self._piece(prompt, answer) for answer in answers)
         if chosen is None or rejected is None:
-            stats.skip(document, "the chat template omits a message")
+            stats.skip(document, "the chat template omits or changes a message")
             return None
         return chosen, rejected
 
-    def _piece(self, prompt: str, answer: str) -> Piece | None:
-        found = self._template.locate([("user", [prompt]), ("assistant", [answer])])
+    def _piece(self, prompt: list[tuple[str, str]], answer: str) -> Piece | None:
+        turns = [*prompt, ("assistant", answer)]
+        found = self._template.locate([(role, [text]) for role, text in turns])
         if found is None:
             return None
-        text, spans = found
-        return Piece(text, [Place(spans[-1].start, len(text), _ANSWER, 1)])
+        return Piece(found.text, [Place(found.spans[-1].start, len(found.text), _ANSWER, 1)])
 
     def _row(
         self, document: Document, pair: tuple[Tokenized, Tokenized], length: int, stats: Stats
@@ -104,11 +112,13 @@ class DpoMode:
             stats.skip(document, "too long")
             stats.documents_truncated -= 1
             return None
+        cut = [one.ids[min(dropped, size) :] for one, size in zip(pair, prompts, strict=True)]
+        stats.answers_cut += max(map(len, cut)) > length
         row = np.zeros((len(self.features), length), np.int32)
         row[[0, 2, 3, 5]] = self._pad
         total = 0
-        for start, tokens, prompt in zip((0, 3), pair, prompts, strict=True):
-            ids = tokens.ids[min(dropped, prompt) :][:length]
+        for start, whole, prompt in zip((0, 3), cut, prompts, strict=True):
+            ids = whole[:length]
             first = max(prompt - dropped, 1) - 1  # predicts the first token of the answer
             last = len(ids) - 1
             row[start, : len(ids)] = ids
@@ -116,3 +126,7 @@ class DpoMode:
             row[start + 2, first:last] = ids[first + 1 :]
             total += len(ids)
         return row, total
+
+
+def _joined(texts: Sequence[tuple[str, str]], role: str) -> str:
+    return "".join(text for one, text in texts if one == role)

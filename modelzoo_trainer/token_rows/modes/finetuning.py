@@ -9,6 +9,7 @@ import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import FEATURES, VSL_FEATURES
+from modelzoo_trainer.token_rows.chat import Located
 from modelzoo_trainer.token_rows.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.token_rows.modes.packing import (
     Weighted,
@@ -27,7 +28,7 @@ from modelzoo_trainer.token_rows.modes.sequences import (
     tokenize,
 )
 from modelzoo_trainer.token_rows.modes.special_ids import require_eos, require_pad
-from modelzoo_trainer.token_rows.modes.truncation import Truncation
+from modelzoo_trainer.token_rows.modes.truncation import Truncation, WholeAnswers
 from modelzoo_trainer.token_rows.sections import Settings
 from modelzoo_trainer.token_rows.tokenizers import Tokenizer
 from modelzoo_trainer.token_rows.turns import Region, Turn
@@ -52,11 +53,12 @@ class FinetuningMode:
 
     Prompt and completion: BOS, prompt, separator, completion, EOS. A chat: as the template writes
     it. The tokens of completions and of the assistant count in the loss, with the token that ends
-    them.
+    them; if the template has `{% generation %}` blocks, those in the blocks.
 
     Args:
         settings: Those of the run.
         tokenizer: Has an EOS token.
+        truncation: Of documents that are too long; None = `dataset.truncate_to_msl`.
 
     Raises:
         ConfigError: If the tokenizer has no EOS token, or a setting is invalid.
@@ -72,7 +74,12 @@ class FinetuningMode:
     }
     is_packed = False
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        truncation: Truncation | WholeAnswers | None = None,
+    ) -> None:
         dataset, processing = settings.dataset, settings.processing
         self._tokenizer = tokenizer
         self._eos, self._pad = require_eos(tokenizer), require_pad(tokenizer)
@@ -82,8 +89,10 @@ class FinetuningMode:
             tokenizer.tokens.get("sep_token", _SEPARATOR) if separator is None else separator
         )
         self._template = tokenizer.chat_template(dataset.chat_template)
-        self._end_of_turn = [processing.end_of_turn_token, tokenizer.decode([self._eos])]
-        self._truncation = Truncation.of(dataset.truncate_to_msl)
+        ends = (processing.end_of_turn_token, tokenizer.decode([self._eos]), self._end_of_answer())
+        self._end_of_turn = [end for end in ends if end]
+        self._uses_blocks = self._template.marks_answers and not processing.semantic_loss_weight
+        self._truncation = truncation or Truncation.of(dataset.truncate_to_msl)
         self._shortest = processing.min_sequence_len
         self._is_vsl = dataset.use_vsl
         self.features = VSL_FEATURES if self._is_vsl else FEATURES
@@ -120,7 +129,7 @@ class FinetuningMode:
         with naming(document):
             pieces = self._chat(turns, texts) if is_chat else self._pairs(turns, texts)
         if pieces is None:
-            stats.skip(document, "the chat template omits a message")
+            stats.skip(document, "the chat template omits or changes a message")
             return None
         return _Parts(document, turns, pieces, is_chat)
 
@@ -144,21 +153,34 @@ class FinetuningMode:
         )
         if found is None:
             return None
-        text, spans = found
+        if self._uses_blocks:
+            return [Piece(found.text, _places_of_blocks(found))]
         places = []
-        for span in spans:
+        for span in found.spans:
             turn = turns[span.turn]
             region = self._rules.kept(turn)[span.region]
             is_last = span.region == len(texts[span.turn]) - 1
-            stop = span.stop + (self._end_length(text, span.stop) if is_last else 0)
+            stop = self._end_of(found.text, span.stop) if is_last else span.stop
             weight = self._rules.weight(turn.role, region)
             places.append(Place(span.start, stop, span.turn, weight))
-        return [Piece(text, places)]
+        return [Piece(found.text, places)]
 
-    def _end_length(self, text: str, stop: int) -> int:
-        """Return the length of the token that ends a turn, where it follows directly."""
-        ends = [len(end) for end in self._end_of_turn if end and text.startswith(end, stop)]
-        return max(ends, default=0)
+    def _end_of(self, text: str, stop: int) -> int:
+        """Return where the token that ends a turn stops, if it follows, maybe after white space."""
+        after = len(text) - len(text[stop:].lstrip())
+        stops = [
+            start + len(end)
+            for end in self._end_of_turn
+            for start in (stop, after)
+            if text.startswith(end, start)
+        ]
+        return max(stops, default=stop)
+
+    def _end_of_answer(self) -> str:
+        """Return what ends an answer in the template: a special token, or else text."""
+        text = (self._template.end_of_answer() or "").strip()
+        tokens = [one for one in self._tokenizer.added_tokens() if text.startswith(one)]
+        return max(tokens, key=len, default=text)
 
     def _place(self, start: int, content: str, index: int, turn: Turn, region: Region) -> Place:
         return Place(start, start + len(content), index, self._rules.weight(turn.role, region))
@@ -175,11 +197,13 @@ class FinetuningMode:
 
     def _with_ends_of_turns(self, parts: _Parts, tokens: Tokenized) -> Tokenized:
         """Return the tokens of a chat, where each turn has at least one token that ends it."""
+        if self._uses_blocks:
+            return tokens
         [piece] = parts.pieces
         last_places = {place.turn: place for place in piece.places}
         weights, owners = tokens.weights.copy(), tokens.owners.copy()
         for turn, place in last_places.items():
-            if any(end and piece.text.endswith(end, 0, place.stop) for end in self._end_of_turn):
+            if any(piece.text.endswith(end, 0, place.stop) for end in self._end_of_turn):
                 continue
             after = np.flatnonzero(tokens.owners == turn)[-1:] + 1
             if after.size and after[0] < len(owners) and owners[after[0]] == NO_TURN:
@@ -198,7 +222,11 @@ class FinetuningMode:
         if why is not None:
             stats.skip(parts.document, why)
             return None
-        stats.documents_truncated += len(kept) < len(tokens.ids)
+        if len(kept) < len(tokens.ids):
+            stats.documents_truncated += 1
+            counted = np.unique(tokens.owners[kept][tokens.weights[kept] == 1])
+            ends = [np.flatnonzero(tokens.owners == turn)[-1] for turn in counted]
+            stats.answers_cut += not np.isin(ends, kept).all()
         return Weighted(tokens.ids[kept], tokens.weights[kept])
 
 
@@ -209,6 +237,15 @@ def _unusable(weights: Array, size: int, shortest: int) -> str | None:
     if len(weights) == 0:
         return "too long"
     return None if weights[1:].any() else "no token counts in the loss"
+
+
+def _places_of_blocks(found: Located) -> list[Place]:
+    """Return the places of all regions, of no weight, and those of the blocks, which count."""
+    places = [Place(span.start, span.stop, span.turn, 0) for span in found.spans]
+    for start, stop in found.generated:
+        inside = [span.turn for span in found.spans if span.start < stop and start < span.stop]
+        places.append(Place(start, stop, min(inside, default=NO_TURN), 1))
+    return places
 
 
 def _constant(size: int, *values: int) -> list[Array]:

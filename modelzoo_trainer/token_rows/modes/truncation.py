@@ -1,4 +1,4 @@
-"""Which tokens of a document that is too long are kept: `dataset.truncate_to_msl`."""
+"""Which tokens of a document that is too long are kept."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _MODES: Final = ("keep_start", "keep_end")
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Cut prompts, longest first, to `max_turn_length`, then answers from their end.
+    """Setting `dataset.truncate_to_msl`, as published.
 
-    A document that still does not fit is skipped.
+    Prompts are cut, longest first, to `max_turn_length`, then answers at their end. A document that
+    still does not fit is skipped.
     """
 
     is_on: bool = False
@@ -72,3 +73,56 @@ class Truncation:
             keep[own[:cut] if from_start else own[len(own) - cut :]] = False
             excess -= cut
         return np.flatnonzero(keep) if excess == 0 else np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswers:
+    """Cut so that answers keep their ends, and so the token that ends them.
+
+    1. The row ends with the last answer that fits.
+    2. If none fits, the prompts before the first one are cut, the longest first, as far as needed;
+       each keeps at least one token.
+    3. If the answer does not fit even so, it loses its end; the prompts then keep at most half of
+       the row.
+
+    A document of which no token of an answer fits is skipped.
+    """
+
+    keeps_end: bool
+    """Whether a prompt loses its start instead of its end."""
+
+    def kept(self, owners: Array, is_answer: Sequence[bool], length: int) -> Array:
+        """Return the indices of the tokens that are kept; see `Truncation.kept`.
+
+        Shapes:
+            owners: (n,). Returns: (at most `length`,) int64.
+        """
+        counts = np.isin(owners, np.flatnonzero(is_answer))
+        stops = [int(np.flatnonzero(owners == turn)[-1]) + 1 for turn in np.unique(owners[counts])]
+        fitting = [stop for stop in stops if stop <= length]
+        if fitting or not stops:
+            return np.arange(max(fitting, default=0))
+        stop = min(stops)
+        keep = np.ones(stop, bool)
+        own = owners[:stop]
+        prompts = [np.flatnonzero(own == turn) for turn in np.unique(own[~counts[:stop]])]
+        prompts = [tokens for tokens in prompts if owners[tokens[0]] >= 0]
+        sizes = [len(tokens) for tokens in prompts]
+        room = length - (stop - sum(sizes))
+        limit = _limit(sizes, room if room >= len(sizes) else length // 2)
+        for tokens in prompts:
+            cut = max(0, len(tokens) - limit)
+            keep[tokens[:cut] if self.keeps_end else tokens[len(tokens) - cut :]] = False
+        kept = np.flatnonzero(keep)[:length]
+        return kept if counts[kept].any() else kept[:0]
+
+
+def _limit(sizes: Sequence[int], room: int) -> int:
+    """Return the most that each of several sizes may have so that all fit."""
+    limit, left = 0, room
+    for number, size in enumerate(sorted(sizes)):
+        limit = left // (len(sizes) - number)
+        if size > limit:
+            return limit
+        left -= size
+    return max(limit, max(sizes, default=0))

@@ -1,0 +1,74 @@
+"""Documents that are cut so that answers keep their ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelzoo_trainer.token_rows.modes.finetuning import FinetuningMode
+from modelzoo_trainer.token_rows.modes.truncation import WholeAnswers
+from tests.token_rows.toys import EOS, SEP, documents_of, encoded, named, settings_of, text
+
+START, END, SYSTEM, USER, ASSISTANT = range(8, 13)
+SPACED = "{% for m in messages %}<|im_start|> {{ m.role }} {{ m.content }} <|im_end|> {% endfor %}"
+PROMPT = ("prompt", text(20, 21, 22, 23))
+
+
+def cut(tokenizer, content, length, side="keep_end"):
+    """Return the tokens of the only row, those of them that count, and the statistics."""
+    settings = settings_of("finetuning", "", f"chat_template: '{SPACED}'")
+    made = FinetuningMode(settings, tokenizer, WholeAnswers(side == "keep_end"))
+    rows, stats = encoded(made, documents_of(content), length)
+    assert stats.skipped == {}
+    row, size = named(made, rows), rows.lengths[0]
+    ids = [row["input_ids"][0], *row["labels"][:size]]
+    assert ids[:-1] == row["input_ids"][:size]
+    mask = row["attention_mask"][:size]
+    return ids, [label for label, counts in zip(ids[1:], mask, strict=True) if counts], stats
+
+
+@pytest.mark.parametrize(("side", "prompt"), [("keep_end", [22, 23]), ("keep_start", [20, 21])])
+def test_a_prompt_is_cut_so_that_its_answer_stays_whole(words, side, prompt):
+    ids, counted, stats = cut(words, [PROMPT, ("completion", text(30, 31))], 6, side)
+    assert ids == [*prompt, SEP, 30, 31, EOS]
+    assert counted == [30, 31, EOS]
+    assert (stats.documents_truncated, stats.answers_cut) == (1, 0)
+
+
+def test_a_prompt_keeps_one_token_of_its_own(words):
+    ids, counted, _ = cut(words, [PROMPT, ("completion", text(30, 31, 32))], 6)
+    assert ids == [23, SEP, 30, 31, 32, EOS]
+    assert counted == [30, 31, 32, EOS]
+
+
+def test_an_answer_that_cannot_be_whole_loses_its_end_and_is_reported(words):
+    ids, counted, stats = cut(words, [PROMPT, ("completion", text(30, 31, 32, 33, 34))], 6)
+    assert ids == [21, 22, 23, SEP, 30, 31]
+    assert counted == [30, 31]
+    assert (stats.documents_truncated, stats.answers_cut) == (1, 1)
+
+
+def test_a_row_ends_with_the_last_answer_that_fits(words):
+    first = [("system", "w25"), ("user", "w20"), ("assistant", "w30")]
+    whole = [START, SYSTEM, 25, END, START, USER, 20, END, START, ASSISTANT, 30, END]
+    later = [("user", "w21"), ("assistant", text(*range(40, 60)))]
+    for length in (12, 18, 30):
+        ids, counted, stats = cut(words, [*first, *later], length)
+        assert ids == whole
+        assert counted == [30, END]
+        assert (stats.documents_truncated, stats.answers_cut) == (1, 0)
+
+
+def test_the_longest_of_the_first_prompts_is_cut_first(words):
+    chat = [("system", text(25, 26, 27)), ("user", text(20, 21, 22, 23, 24)), ("assistant", "w30")]
+    ids, counted, _ = cut(words, [*chat, ("user", "w40"), ("assistant", "w41")], 15)
+    assert ids == [START, SYSTEM, 26, 27, END, START, USER, 23, 24, END, START, ASSISTANT, 30, END]
+    assert counted == [30, END]
+
+
+def test_a_chat_whose_template_fills_the_row_is_skipped(words):
+    settings = settings_of("finetuning", "", f"chat_template: '{SPACED}'")
+    made = FinetuningMode(settings, words, WholeAnswers(keeps_end=True))
+    chat = [("user", "w20"), ("assistant", text(*range(30, 40)))]
+    rows, stats = encoded(made, documents_of(chat), 6)
+    assert len(rows.lengths) == 0
+    assert list(stats.skipped) == ["too long"]
