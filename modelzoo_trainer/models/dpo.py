@@ -22,7 +22,6 @@ from torch.nn import functional
 from typing_extensions import override
 
 from modelzoo_trainer.annotations import annotations_of
-from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights
 from modelzoo_trainer.constraints import (
     FinitePositiveFloat,
     Flag,
@@ -188,11 +187,6 @@ class Dpo(nn.Module):
         """The folder whose weights are still to be loaded, into both models."""
         policy = self.policy_model
         return policy.weights_folder if isinstance(policy, HfCausalLm) else None
-
-    def open_weights(self) -> LazyWeights:
-        """Open the folder whose weights are still to be loaded, as `hf_causal_lm` does."""
-        assert isinstance(self.policy_model, HfCausalLm)  # else there is no folder
-        return self.policy_model.open_weights()
 
     @property
     def resets_parts(self) -> bool:

@@ -228,7 +228,7 @@ def _break(folder: Path, kind: str) -> None:
         ("pickle", "not a file of torch.save"),
         ("remote code", "trust_remote_code: true"),
         ("unknown", "Did you mean 'llama'"),
-        ("truncated", "model.safetensors' cannot be read: the file has"),
+        ("truncated", "model.safetensors' cannot be read"),
         ("quantized", "the weights are quantized (quantization_config: fp8)"),
         ("no architecture", "config.json' has no model_type"),
         ("other shapes", "(100, 32) in the file, (120, 32) in the model"),

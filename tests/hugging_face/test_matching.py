@@ -46,7 +46,8 @@ def start(model: Module, ckpt_path: Path) -> Any:
         loop=TrainingLoop(max_steps=1),
         progress="none",
     )
-    trainer.fit([language_batch()], ckpt_path=str(ckpt_path))
+    batch = language_batch()
+    trainer.fit([{key: one.long() for key, one in batch.items()}], ckpt_path=str(ckpt_path))
     return trainer.model
 
 
@@ -101,6 +102,25 @@ def test_overrides_are_on_purpose(folder: Path, caplog: Any) -> None:
 
 
 # ---- tensors
+
+
+def test_weights_that_a_folder_has_once_are_shared_again(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=100,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    source = transformers.GPT2LMHeadModel(config)
+    source.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    found = start(transformers.GPT2LMHeadModel(config), tmp_path)
+    assert found.lm_head.weight is found.transformer.wte.weight
+    for name, value in source.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
 
 
 @pytest.fixture

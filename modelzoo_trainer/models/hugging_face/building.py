@@ -12,13 +12,13 @@ from typing import Any, Final
 import torch
 from torch.nn import Module
 
-from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
-from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
+from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import transformers_library
 from modelzoo_trainer.models.hugging_face.adapters import add_adapters, check_peft
 from modelzoo_trainer.models.hugging_face.causality import check_causal
 from modelzoo_trainer.models.hugging_face.initializing import check_adapters_on_meta
 from modelzoo_trainer.models.hugging_face.matching import (
+    check_files,
     check_missing,
     check_shapes,
     unused,
@@ -204,7 +204,7 @@ def _loaded(
             **options,
         )
     except Exception:
-        open_folder(folder)  # if a file is the reason, this error names it
+        check_files(folder)  # if a file is the reason, this error names it
         raise
     check_shapes(str(folder), found["mismatched_keys"])
     missing, others = sorted(found["missing_keys"]), unused(model, found["unexpected_keys"])
@@ -213,18 +213,6 @@ def _loaded(
         check_missing(str(folder), kind, missing, others, may_start_anew=may_start_anew)
     warn_of_unused(str(folder), kind, others)
     return model, missing
-
-
-def open_folder(folder: Path) -> LazyWeights:
-    """Open the weights of a folder, without reading them.
-
-    Raises:
-        ConfigError: If a file is damaged, or may not be loaded.
-    """
-    try:
-        return open_weights(folder)
-    except CheckpointError as error:
-        raise ConfigError(f"{FOLDER_KEY}: {error}") from error
 
 
 def _refuse_quantized(config: Any, where: str) -> None:

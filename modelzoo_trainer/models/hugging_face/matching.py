@@ -5,17 +5,46 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch.nn import Module
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hugging_face.folders import weight_files
 from modelzoo_trainer.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.models.hugging_face.settings import FOLDER_KEY
 
 # Tensors of older versions, which the library computes: frequencies and masks of attention.
 _COMPUTED: Final = (r"rotary_emb\.inv_freq$", r"(^|\.)(attn|attention)\.(masked_)?bias$")
 _POSITIONS: Final = r"(^|\.)position_ids$"
+
+
+def check_files(folder: Path) -> None:
+    """Refuse files of weights that cannot be read.
+
+    Raises:
+        ConfigError: If one is damaged, or has more than tensors.
+    """
+    for path in weight_files(folder, key=FOLDER_KEY):
+        try:
+            _open(path)
+        except Exception as error:  # of several classes
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"{FOLDER_KEY}: {str(path)!r} cannot be read ({reason}). Save or download the "
+                f"folder again; a file of torch.save may have tensors only."
+            ) from error
+
+
+def _open(path: Path) -> None:
+    if path.suffix == ".safetensors":
+        with import_module("safetensors").safe_open(path, framework="pt"):
+            pass
+    else:
+        torch.load(path, map_location="meta", weights_only=True)
 
 
 def unused(model: Any, names: Iterable[str]) -> list[str]:

@@ -6,15 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from torch import Tensor, nn
+from torch import nn
 
-from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights
 from modelzoo_trainer.hugging_face.stored_names import in_memory
 from modelzoo_trainer.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.models.hugging_face.building import (
     build,
     is_built_on_meta,
-    open_folder,
 )
 from modelzoo_trainer.models.hugging_face.initializing import Step, reset_steps
 from modelzoo_trainer.models.hugging_face.matching import (
@@ -26,6 +24,7 @@ from modelzoo_trainer.models.hugging_face.matching import (
 )
 from modelzoo_trainer.models.hugging_face.saving import save
 from modelzoo_trainer.models.hugging_face.settings import HfSettings
+from modelzoo_trainer.models.shared_weights import with_shared
 
 _PREFIX: Final = "model."
 
@@ -79,15 +78,6 @@ class TransformersModel(nn.Module):
         """
         return reset_steps(self.model)
 
-    def open_weights(self) -> LazyWeights:
-        """Open the folder whose weights are still to be loaded, without reading them.
-
-        Raises:
-            ConfigError: If a file is damaged, or may not be loaded.
-        """
-        assert self.weights_folder is not None  # of a model that was built on `meta`
-        return open_folder(self.weights_folder)
-
     def pretrained_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return an entry for each tensor of the model: of its folder, or its initial value.
 
@@ -139,7 +129,7 @@ class TransformersModel(nn.Module):
                 used.add(known)
         if not used:
             return dict(found)
-        _share(own, entries)
+        entries = with_shared(own, entries)
         if not has_adapters:
             entries |= {name: own[name] for name in names.added if name not in entries}
         rest = unused(self.model, (name for name in found if name not in used))
@@ -157,19 +147,3 @@ class TransformersModel(nn.Module):
         base = f"{getattr(self.model, 'base_model_prefix', '')}."
         if theirs.startswith(base):
             yield theirs.removeprefix(base)
-
-
-def _share(own: Mapping[str, Tensor], entries: dict[str, Any]) -> None:
-    """Add the entries of tensors that share their memory with one that has an entry."""
-    first: dict[tuple[int, Any], str] = {}
-    for name in entries:
-        first.setdefault(_place_of(own[name]), name)
-    for name, value in own.items():
-        other = first.get(_place_of(value))
-        if name not in entries and other is not None:
-            entries[name] = entries[other]
-
-
-def _place_of(tensor: Tensor) -> tuple[int, Any]:
-    local: Any = getattr(tensor, "_local_tensor", tensor)
-    return local.data_ptr() or id(tensor), (local.shape, local.dtype)
