@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -146,16 +147,18 @@ class DecodingLoop(ValidationLoop):
         scores_at = self._scorer(trainer, batch, begin, end)
         number = (self._sampling.seed << _SEED_BITS) + (batch_idx << _BATCH_BITS)
         outputs: Outputs = {"tokens": batch["input_ids"]}
-        for position in range(begin, end):
+        for num in count(1):
+            # Others may need more steps; until then, the last one is repeated.
+            position = min(begin + num, end) - 1
             with trainer.backend.step(number + position, Stream.VALIDATE):
-                if position == begin:
+                if num == 1:
                     trainer.call(self.on_step_start_hook, trainer.model, batch)
                 with trainer.precision.autocast or nullcontext():
                     column = self._next(scores_at, batch, position)
-                if position == begin:
+                if num == 1:
                     trainer.call(self.on_step_end_hook, trainer.model, outputs, batch)
             endings.add(position, column.tolist())  # host read: waits for the device
-            if self._may_stop(trainer, endings, position - begin + 1):
+            if self._may_stop(trainer, endings, num):
                 break
         pairs = zip(index, endings.found, strict=True)
         self._found |= {row: tokens for row, tokens in pairs if row != PADDING}
@@ -191,9 +194,12 @@ class DecodingLoop(ValidationLoop):
         if callable(make) and callable(getattr(model, "last_logits", None)) and not is_static:
             caches = make(end)
         if caches is not None:
+            is_first = True
 
             def from_cache(position: int) -> Tensor:
-                if position == begin:
+                nonlocal is_first
+                if is_first:
+                    is_first = False
                     first: Tensor = model.last_logits(tokens[:, :begin], caches, None)
                     return first
                 place = torch.full((1,), position - 1, device=tokens.device)

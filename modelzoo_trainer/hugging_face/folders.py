@@ -32,6 +32,8 @@ OF_ADAPTER: Final = (
 _WEIGHTS_PATTERNS: Final = (("*.safetensors",), ("pytorch_model*.bin",))
 _INSTALL: Final = 'pip install "modelzoo-trainer[huggingface]"'
 HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""What names of repositories of the Hub match."""
+
 _OF_OTHERS: Final = ("*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.ckpt", "*.pt", "*.pth", "*.pkl")
 # Files of torch.save: an archive, or (before version 1.6) a pickle of this number first.
 _ARCHIVE: Final = b"PK\x03\x04"

@@ -274,6 +274,25 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
         assert (config["bos_token_id"], config["eos_token_id"]) == (None, 3)
 
 
+def test_tokens_that_are_added_to_a_sentencepiece_model_must_fit(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (exported / "tokenizer.model").write_bytes(b"any")
+    (exported / "generation_config.json").unlink()
+
+    def add(number: int) -> None:
+        added = {"added_tokens_decoder": {str(number): {"content": "<pad>"}}, "pad_token": "<pad>"}
+        (exported / "tokenizer_config.json").write_text(json.dumps(added))
+
+    add(20)
+    text = refused(capsys, exported, tmp_path / "no", "--from", "hf")
+    assert "ids up to 20, but the model has vocab_size 20" in text
+    add(19)
+    assert convert(exported, tmp_path / "yes", "--from", "hf") == 0
+    assert convert(tmp_path / "yes", tmp_path / "again", "--to", "hf") == 0
+    assert json.loads((tmp_path / "again/config.json").read_text())["pad_token_id"] == 19
+
+
 def test_values_beyond_the_range_of_a_dtype_are_refused(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

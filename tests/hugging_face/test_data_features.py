@@ -263,6 +263,17 @@ def test_what_does_not_fit_is_one_message(saved: Path, arguments: Any, message: 
         make(saved, **arguments)
 
 
+def test_a_check_needs_no_data(tmp_path: Path) -> None:
+    check = processor_class("HuggingFaceDataProcessor").check_arguments
+    given = {"path": "owner/name", "task": "features", "batch_size": 1}
+
+    assert check(**given, feature_columns=["a"], image_processor=str(tmp_path)) == []
+    (missing,) = check(**given, feature_columns=["a"], image_processor="/none")
+    assert "image_processor: there is no folder '/none'" in missing
+    with pytest.raises(ConfigError, match="requires feature_columns"):
+        check(**given)
+
+
 def save(folder: Path, rows: dict[str, Any], **features: Any) -> Path:
     known = datasets.Features(features) if features else None
     datasets.Dataset.from_dict(rows, features=known).save_to_disk(str(folder))

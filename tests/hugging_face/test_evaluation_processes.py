@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop, ValidationCallback
 from modelzoo_trainer.callbacks import EleutherEvalHarness
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers import JsonlLogger
+from modelzoo_trainer.models.registry import model_class
 from tests.distributed.ranks import run_ranks, try_ranks
 from tests.hugging_face.harness import (
     CHOICE,
@@ -74,8 +76,8 @@ def in_rank(rank: int, folder: Path, out: Path) -> dict[str, dict[str, float]]:
     return {name: evaluate(folder, out / name, backend) for name, backend in ENGINES.items()}
 
 
-def texts(out: Path) -> list[Any]:
-    (path,) = out.rglob(f"samples_{WRITE}_0.jsonl")
+def texts(out: Path, task: str = WRITE) -> list[Any]:
+    (path,) = out.rglob(f"samples_{task}_0.jsonl")
     return [json.loads(line)["resps"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -90,6 +92,41 @@ def test_two_processes_give_the_scores_of_one(folder, tmp_path) -> None:
             assert of_rank[name] == pytest.approx(expected, rel=1e-5), name
     for name in ENGINES:
         assert texts(tmp_path / name) == texts(tmp_path / "one")
+
+
+def write_long(rank: int, folder: Path, out: Path, of_transformers: bool) -> list[Any]:
+    """Return texts that no ending text ends, after prompts of different lengths."""
+    model: Any = our_llama(folder / "model")
+    if of_transformers:
+        kind = model_class("hf_causal_lm")
+        model = kind(pretrained_model_name_or_path=str(folder / "model"))
+    trainer = Trainer(
+        device="cpu",
+        backend={"parallel": {"shard": -1}},
+        model=model,
+        model_dir=out,
+        callbacks=[harness(folder, tasks="endless")],
+    )
+    trainer.validate_all()
+    trainer.close()
+    return texts(out, "endless") if rank == 0 else []
+
+
+@pytest.mark.parametrize("of_transformers", [False, True])
+def test_sharded_processes_wait_for_the_longest_text(folder, tmp_path, of_transformers) -> None:
+    task = yaml.safe_load((folder / f"tasks/{WRITE}.yaml").read_text(encoding="utf-8"))
+    task["task"], task["generation_kwargs"]["until"] = "endless", ["###"]
+    prompts = [{"prompt": "the cat " * num, "target": ""} for num in (9, 9, 1, 1, 1, 1, 1)]
+    data = folder / "tasks/endless.jsonl"
+    data.write_text("".join(f"{json.dumps(one)}\n" for one in prompts), encoding="utf-8")
+    task["dataset_kwargs"]["data_files"]["test"] = str(data)
+    (folder / "tasks/endless.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+    (expected,) = run_ranks(1, write_long, folder, tmp_path / "one", of_transformers)
+
+    found, _ = run_ranks(2, write_long, folder, tmp_path / "two", of_transformers)
+
+    assert found == expected
+    assert len(found) == 7
 
 
 class Kill(ValidationCallback):

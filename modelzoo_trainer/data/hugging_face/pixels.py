@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from modelzoo_trainer.data.hugging_face.source import OWNER
 from modelzoo_trainer.data.images.decoding import pillow, read_rgb
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.hugging_face.folders import (
+    HUB_NAME,
     SETTINGS_PATTERNS,
     local_folder,
     transformers_library,
@@ -68,6 +70,16 @@ class PixelSettings:
                     f"{OWNER}.{key}: expected {self.image_channels} numbers, one for each of "
                     f"image_channels, got {len(values)}."
                 )
+
+    def missing(self) -> list[str]:
+        """Return a message if the image processor is neither here nor a name of the Hub."""
+        name = self.image_processor
+        if name is None or Path(name).expanduser().is_dir() or HUB_NAME.fullmatch(name):
+            return []
+        return [
+            f"{OWNER}.image_processor: there is no folder {name!r}. Give one that exists, or a "
+            f"name of the Hub."
+        ]
 
 
 class Pixels:

@@ -287,8 +287,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         loading_options(given)
         lacks = source_of(given).check()
         if given["task"] == "features":
-            feature_settings(given)
-            return lacks
+            return lacks + feature_settings(given).pixels.missing()
         name = given["tokenizer"]
         lacks += missing_tokenizer(name)
         if Path(name).expanduser().exists():
