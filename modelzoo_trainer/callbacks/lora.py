@@ -96,6 +96,9 @@ class Lora(Callback):
             if config.merge_weights and _is_alone(layers[name], layers.values())
         ]
         _log_size(model, sum(map(len, chosen)))
+        warn_of_frozen = getattr(model, "warn_of_frozen", None)
+        if warn_of_frozen is not None:  # a model of transformers with a new head
+            warn_of_frozen()
         return model
 
     @override

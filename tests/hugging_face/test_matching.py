@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import Module
 
 from modelzoo_trainer import Trainer, TrainingLoop
+from modelzoo_trainer.callbacks import Lora
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
 from modelzoo_trainer.models.hugging_face.model import HfModel
@@ -191,7 +192,7 @@ def test_a_new_head_is_trained_with_its_task_type_or_named(
     HfModel(auto_class="AutoModelForPreTraining", config=BERT).save_pretrained(tmp_path)
     adapters: dict[str, Any] = {"r": 2, "target_modules": ["query"]}
 
-    def make(peft_config: dict[str, Any]) -> tuple[set[str], str]:
+    def make(peft_config: dict[str, Any] | None, *callbacks: Any) -> tuple[set[str], str]:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             model = HfModel(
@@ -200,13 +201,14 @@ def test_a_new_head_is_trained_with_its_task_type_or_named(
                 init_device=init_device,
                 peft_config=peft_config,
             )
-            Trainer(device="cpu", model=model)
+            Trainer(device="cpu", model=model, callbacks=callbacks)
         trained = {name for name, one in model.named_parameters() if one.requires_grad}
         return trained, " ".join(str(one.message) for one in found)
 
-    trained, texts = make(adapters)
-    assert all(".lora_" in name for name in trained)
-    assert "peft_config.modules_to_save: [classifier]" in texts
+    for trained, texts in (make(adapters), make(None, Lora(adapters))):
+        assert all(".lora_" in name for name in trained)
+        assert "set modules_to_save: [classifier] in peft_config" in texts
+    assert "are not trained" not in make(None)[1]
     for given in ({"task_type": "SEQ_CLS"}, {"modules_to_save": ["classifier"]}):
         trained, texts = make(adapters | given)
         assert "model.classifier.modules_to_save.default.weight" in trained

@@ -22,7 +22,6 @@ from modelzoo_trainer.models.hugging_face.matching import (
     check_missing,
     check_shapes,
     unused,
-    warn_of_frozen,
     warn_of_unused,
 )
 from modelzoo_trainer.models.hugging_face.settings import (
@@ -58,8 +57,10 @@ def check_settings(settings: HfSettings, auto_class: str) -> None:
     _check_task(cls, auto_class, settings, config)
 
 
-def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Module:
-    """Return a model.
+def build(
+    settings: HfSettings, auto_class: str, *, may_start_anew: bool
+) -> tuple[Module, list[str]]:
+    """Return a model, and its tensors that the weights of the folder lack.
 
     Args:
         settings: Those of the model.
@@ -99,8 +100,7 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
             model, missing = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
         if settings.peft_config is not None:
             add_adapters(model, settings.peft_config)
-            warn_of_frozen(model, missing)
-    return model
+    return model, missing
 
 
 def _read_generation(library: Any, model: Any, folder: Path | None) -> None:

@@ -118,18 +118,21 @@ def warn_of_frozen(model: Module, missing: Iterable[str]) -> None:
     """Warn of tensors with initial values that stay so, because only adapters are trained.
 
     Args:
-        model: A model of `transformers` with adapters.
+        model: A model of `transformers`, possibly with adapters.
         missing: Its tensors that the weights of a folder lack, by their names without adapters.
     """
-    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    params = dict(model.named_parameters())
+    if all(one.requires_grad for one in params.values()):
+        return  # there are no adapters
     names = PlainNames(model.state_dict())
-    frozen = sorted(set(missing) - {names.plain[one] for one in trained if one in names.plain})
+    trained = {names.plain.get(name) for name, one in params.items() if one.requires_grad}
+    frozen = sorted(set(missing) - trained)
     if frozen:
         layers = list(dict.fromkeys(one.rpartition(".")[0] for one in frozen))
         warnings.warn(
-            f"peft_config: {len(frozen)} tensors start from initial values and are not trained, "
-            f"because they are no adapters: {_some(frozen)}. To train them, set "
-            f"peft_config.modules_to_save: [{', '.join(layers)}].",
+            f"{len(frozen)} tensors of {type(model).__name__} start from initial values and are "
+            f"not trained, because they are no adapters: {_some(frozen)}. To train them, set "
+            f"modules_to_save: [{', '.join(layers)}] in peft_config of the model.",
             stacklevel=6,
         )
 

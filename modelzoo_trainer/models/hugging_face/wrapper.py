@@ -47,7 +47,9 @@ class TransformersModel(nn.Module):
     def __init__(self, settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> None:
         super().__init__()
         self.settings = settings
-        self.model: Any = build(settings, auto_class, may_start_anew=may_start_anew)
+        built, self._initial = build(settings, auto_class, may_start_anew=may_start_anew)
+        self.model: Any = built
+        self.warn_of_frozen()
         self._may_start_anew = may_start_anew
         self.weights_folder: Path | None = None
         """The folder whose weights are still to be loaded: of a model that was built on `meta`."""
@@ -78,6 +80,10 @@ class TransformersModel(nn.Module):
         """
         return reset_steps(self.model)
 
+    def warn_of_frozen(self) -> None:
+        """Warn of tensors with initial values that are not trained, because adapters are."""
+        warn_of_frozen(self.model, self._initial)
+
     def pretrained_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return an entry for each tensor of the model: of its folder, or its initial value.
 
@@ -95,8 +101,8 @@ class TransformersModel(nn.Module):
         if missing:
             plain = [names.plain.get(name, name).removeprefix(_PREFIX) for name in missing]
             check_missing(folder, kind, plain, others, may_start_anew=self._may_start_anew)
-            if self.settings.peft_config is not None:
-                warn_of_frozen(self.model, plain)
+            self._initial = plain
+            self.warn_of_frozen()
         warn_of_unused(folder, kind, others)
         for name, value in own.items():
             if name in entries and entries[name].shape != value.shape:
