@@ -93,6 +93,7 @@ def _made(folder: Path, content: Mapping[str, bytes], name: str) -> TokenizerFil
     for file in ("special_tokens_map.json", _CONFIG):
         if file in content:
             special |= _json(folder / file, content[file])
+    ids |= dict(_decoded(special.get("added_tokens_decoder")))
     token_ids: dict[str, Any] = dict(_special_ids(special, ids))
     if GENERATION in content:
         generation = _json(folder / GENERATION, content[GENERATION])
@@ -147,6 +148,13 @@ def _ids_in(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def _plain_ids(vocab: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     yield from ((token, number) for token, number in vocab.items() if type(number) is int)
+
+
+def _decoded(tokens: object) -> Iterator[tuple[str, int]]:
+    """Yield the tokens that tokenizer_config.json adds, with their ids."""
+    for number, token in tokens.items() if isinstance(tokens, dict) else ():
+        if isinstance(token, dict) and str(number).isdecimal():
+            yield str(token.get("content")), int(number)
 
 
 def _special_ids(special: Mapping[str, Any], ids: Mapping[str, int]) -> Iterator[tuple[str, int]]:

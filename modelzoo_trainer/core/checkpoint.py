@@ -395,10 +395,6 @@ class Checkpoint(CoreCallback, Interceptable):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        # Frees parameters that a call of a sharded model has gathered: the state dict that only the
-        # main process makes below would free them there alone, and the next forward pass gathers.
-        with trainer.backend.inference():
-            pass
         if self._writes(trainer):
             is_locked = self._lock.is_held or self._home(trainer) is None
             prepare(self.root(trainer), trainer, is_locked=is_locked)

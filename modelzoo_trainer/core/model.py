@@ -94,7 +94,10 @@ class ModelCallback(CoreCallback, Interceptable):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self.calls.begin_training()
+        # Frees parameters that a call of a sharded model has gathered. The optimizer does not have
+        # these, and a state dict that only the main process makes would free them there alone.
+        with trainer.backend.inference():
+            self.calls.begin_training()
 
     @override
     def on_train_start(

@@ -85,6 +85,7 @@ def post_process(facts: Facts, num_inputs: int) -> dict[str, Any]:
         "total_raw_docs": stats.documents,
         "raw_docs_skipped": stats.documents_skipped,
         "documents_truncated": stats.documents_truncated,
+        "answers_cut": stats.answers_cut,
         "tokens_dropped": stats.tokens_dropped,
         "skipped": {reason: count for reason, (count, _) in stats.skipped.items()},
         "first_skipped": facts.first_skipped,
@@ -109,6 +110,7 @@ def facts_of(folder: Path) -> Facts:
         stats = Stats(
             documents=counts["total_raw_docs"],
             documents_truncated=counts["documents_truncated"],
+            answers_cut=counts.get("answers_cut", 0),
             raw_chars=counts["raw_chars_count"],
             raw_bytes=counts["raw_bytes_count"],
             normalized_chars=counts["normalized_chars_count"],
@@ -178,6 +180,11 @@ def _lines(facts: Facts) -> list[str]:
         lines.append("  warning    no rows: training and validation on this folder will fail")
     if stats.tokens_dropped:
         lines.append(f"  dropped    {stats.tokens_dropped:,} tokens, too few for a row")
+    if stats.answers_cut:
+        lines.append(
+            f"  answers    {stats.answers_cut:,} have lost their ends, which a model then does not "
+            f"learn"
+        )
     if stats.sequences:
         factor = stats.sequences / max(1, stats.rows)
         lines.append(f"  packing    {factor:.2f} sequences per row")

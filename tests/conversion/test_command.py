@@ -210,6 +210,16 @@ def test_hdf5_is_refused_by_name(
     assert "cstorch.load" in text
 
 
+def test_options_and_sources_of_another_layout_are_refused(
+    exported: Path, weights: Path, params: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--to", "cerebras", "--params", params, "--tokenizer", exported)
+    assert "--tokenizer has no effect" in refused(capsys, weights, tmp_path / "no", *words)
+    assert convert(exported, tmp_path / "ours", "--from", "hf") == 0
+    text = refused(capsys, tmp_path / "ours", tmp_path / "no", "--from", "hf")
+    assert "has weights of this trainer (model.yaml)" in text
+
+
 def test_a_bad_folder_is_refused(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +282,25 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
     for name in ("config.json", "generation_config.json"):
         config = json.loads((tmp_path / "again" / name).read_text())
         assert (config["bos_token_id"], config["eos_token_id"]) == (None, 3)
+
+
+def test_tokens_that_are_added_to_a_sentencepiece_model_must_fit(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (exported / "tokenizer.model").write_bytes(b"any")
+    (exported / "generation_config.json").unlink()
+
+    def add(number: int) -> None:
+        added = {"added_tokens_decoder": {str(number): {"content": "<pad>"}}, "pad_token": "<pad>"}
+        (exported / "tokenizer_config.json").write_text(json.dumps(added))
+
+    add(20)
+    text = refused(capsys, exported, tmp_path / "no", "--from", "hf")
+    assert "ids up to 20, but the model has vocab_size 20" in text
+    add(19)
+    assert convert(exported, tmp_path / "yes", "--from", "hf") == 0
+    assert convert(tmp_path / "yes", tmp_path / "again", "--to", "hf") == 0
+    assert json.loads((tmp_path / "again/config.json").read_text())["pad_token_id"] == 19
 
 
 def test_values_beyond_the_range_of_a_dtype_are_refused(

@@ -37,6 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "list.jsonl").write_text('{"text": "a"}\n[1]\n')
     (made / "empty.jsonl").write_text("")
     (made / "empty.csv").write_text("")
+    (made / "latin.jsonl").write_bytes(b'{"text": "h\xe9"}\n')
+    (made / "notes").mkdir()
+    (made / "notes/a.md").write_text("a")
     (made / "empty.txt").write_text("")
     (made / "empty.json").write_text("[]")
     (made / "header.csv").write_text("text\n")
@@ -68,6 +71,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "not JSON": ({"path": "bad.jsonl"}, r"bad.jsonl:2 is not JSON.*must be a JSON object"),
     "no object": ({"path": "list.jsonl"}, r"list.jsonl:2 is not an object but '\[1\]'"),
     "empty": ({"path": "empty.jsonl"}, "'train' of .*empty.jsonl' has no rows. Give files"),
+    "latin": ({"path": "latin.jsonl"}, "latin.jsonl, rows 0 to 0' cannot be read: Unicode"),
+    "notes": ({"path": "notes"}, "folder .*notes' cannot be read: .* no files with the suffixes"),
+    "slice": ({"split": "train[:"}, r"no split 'train\[:'.*a slice such as"),
+    "slice of a stream": (
+        {"split": "train[:2]", "streaming": True},
+        "no split .*It has: train. A stream of files has no slices",
+    ),
     "empty csv": ({"path": "empty.csv"}, "'train' of .*empty.csv' has no rows. Give files"),
     "empty txt": ({"path": "empty.txt"}, "'train' of .*empty.txt' has no rows. Give files"),
     "empty array": ({"path": "empty.json"}, "'train' of .*empty.json' has no rows. Give files"),

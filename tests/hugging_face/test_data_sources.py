@@ -88,3 +88,17 @@ def test_other_content_of_the_same_size_makes_other_rows(
         found += texts_of(make(tmp_path / name, bytes_folder))
 
     assert found == ["ab", "cd"]
+
+
+def test_a_folder_with_files_of_several_formats_is_warned_of(
+    tmp_path: Path, bytes_folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed/a.jsonl").write_text('{"text": "ab"}\n')
+    assert texts_of(make(tmp_path / "mixed", bytes_folder)) == ["ab"]
+    assert "several formats" not in caplog.text
+
+    (tmp_path / "mixed/b.csv").write_text("text\ncd\n")
+    make(tmp_path / "mixed", bytes_folder)
+
+    assert "files of several formats (.csv, .jsonl)" in caplog.text

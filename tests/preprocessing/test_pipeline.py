@@ -13,6 +13,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.preprocessing import readers
 from modelzoo_trainer.preprocessing.hooks import ReadHookError
 from modelzoo_trainer.preprocessing.pipeline import preprocess
+from modelzoo_trainer.preprocessing.settings import read_settings
 from modelzoo_trainer.preprocessing.summary import report
 from tests.preprocessing.runs import (
     PAD,
@@ -23,6 +24,7 @@ from tests.preprocessing.runs import (
     tree_digest,
     write_lines,
 )
+from tests.token_rows.toys import byte_tokenizer
 
 TEXTS = ["The first text.", "and", "", "a third one, longer than the others", "\u00e4 <b>"]
 WHOLE = "".join(f"{text}|" for text in TEXTS if text)
@@ -170,6 +172,31 @@ def test_the_report_has_the_counts(source) -> None:
     text = report(run(source))
     for fact in ("5, 1 skipped", "8 tokens", "1 empty (first: a.jsonl:3)"):
         assert fact in text
+
+
+def test_answers_that_lose_their_ends_are_reported(source) -> None:
+    lines = [{"text": "a", "answer": "b" * size} for size in (2, 50, 60)]
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    (source / "in" / "a.jsonl").write_text(content, encoding="utf-8")
+    path = source / "cut.yaml"
+    path.write_text(
+        f"setup: {{mode: finetuning, data: {{type: local, source: {source / 'in'}}}, processes: 1, "
+        f"output_dir: {source / 'cut'}}}\n"
+        f"processing: {{huggingface_tokenizer: {source / 'bytes'}, max_seq_length: 16, "
+        "min_sequence_len: 0, read_hook_kwargs: {prompt_key: text, completion_key: answer}, "
+        "read_hook: 'modelzoo_trainer.preprocessing.hooks:prompt_completion_text_read_hook'}\n"
+        "dataset: {truncate_to_msl: {}}\n",
+        encoding="utf-8",
+    )
+    byte_tokenizer(source / "bytes")
+    settings, _ = read_settings(path)
+
+    text = report(preprocess(settings, save_s=0))
+
+    assert "3, 0 skipped, 2 truncated" in text
+    assert "answers    2 have lost their ends" in text
+    params = json.loads((source / "cut" / "data_params.json").read_text("utf-8"))
+    assert params["post-process"]["answers_cut"] == 2
 
 
 def test_the_place_of_a_skipped_document_is_that_of_its_file(source, monkeypatch) -> None:

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.data.hdf5.sending import Batch, to_send
 from modelzoo_trainer.data.hugging_face.encoding import CHUNK, Encoding
-from modelzoo_trainer.data.hugging_face.source import OWNER
+from modelzoo_trainer.data.hugging_face.source import OWNER, unreadable
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.data.token_cache import damage_of, write_tokens
 from modelzoo_trainer.errors import ConfigError
@@ -177,7 +177,7 @@ def _write(dataset: Any, encoding: Encoding, path: Path, where: str) -> None:
     def parts() -> Iterator[npt.NDArray[Any]]:
         for start in range(0, len(dataset), CHUNK):
             stop = min(start + CHUNK, len(dataset))
-            examples = dataset.select(range(start, stop)).to_list()
+            examples = _read(dataset, start, stop, where)
             rows = encoding.rows(examples, start, stats)
             used = _used(rows, encoding.fill)
             sizes.append(used * rows.shape[1])
@@ -202,6 +202,14 @@ def _write(dataset: Any, encoding: Encoding, path: Path, where: str) -> None:
     write_tokens(_ends_of(path), iter([ends]), ends.dtype)
     _facts_of(path).write_text(json.dumps({"rows": stats.rows, "documents": stats.documents}))
     report(stats, where)
+
+
+def _read(dataset: Any, start: int, stop: int, where: str) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = dataset.select(range(start, stop)).to_list()
+    except Exception as error:  # the library raises any
+        raise ConfigError(unreadable(f"{where}, rows {start} to {stop - 1}", error)) from error
+    return found
 
 
 def _used(rows: npt.NDArray[np.int32], fill: tuple[int, ...]) -> Ints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, reason_of, suggest
 from modelzoo_trainer.hugging_face.folders import HUB_NAME
+
+log = logging.getLogger("modelzoo_trainer.data.hugging_face")
 
 OWNER: Final = "HuggingFaceDataProcessor"
 
@@ -211,6 +214,8 @@ class DatasetSource:
         if "data_files" in given:
             given["data_files"] = _expanded(given["data_files"])
         builder = _format_of(path) if path.is_file() else self.path
+        if self.data_files is None and path.is_dir() and builder not in _BUILDERS:
+            self._warn_of_formats()
         try:
             return datasets.load_dataset(
                 builder,
@@ -222,11 +227,31 @@ class DatasetSource:
         except Exception as error:  # the library raises any
             raise ConfigError(self._refusal(error, builder, given.get("data_files"))) from error
 
+    def _warn_of_formats(self) -> None:
+        """Warn of a folder with files of several formats, of which the library reads one."""
+        suffixes = {suffix for _, file in self._local_files() for suffix in file.suffixes}
+        found = sorted(suffixes & _SUFFIXES.keys())
+        if len({_SUFFIXES[suffix] for suffix in found}) > 1:
+            log.warning(
+                "%s.path: folder %r has files of several formats (%s); only those of one format "
+                "are read. Set path to a format, and data_files.",
+                OWNER,
+                self.path,
+                ", ".join(found),
+            )
+
     def _refusal(self, error: Exception, builder: str, files: Any) -> str:
         text = _first_line(error.__cause__ or error)
+        if "Unrecognized instruction format" in text:
+            return _no_split(self, [])
         if "split" in str(error).lower() and isinstance(error, ValueError):
             return _no_split(self, re.findall(r"'([^']+)'", str(error).partition("[")[2]))
         files_here = self._local_files() if self._is_local else []
+        if Path(self.path).expanduser().is_dir() and not files_here:
+            return (
+                f"{OWNER}.path: the folder {self.path!r} cannot be read: {text}. It has no files "
+                f"with the suffixes {', '.join(_SUFFIXES)}. Give another folder."
+            )
         is_empty = files_here and not any(file.stat().st_size for _, file in files_here)
         if is_empty or "corresponds to no data" in text:
             return self._empty
@@ -320,7 +345,11 @@ def unreadable(where: str, error: Exception) -> str:
 
 def _no_split(source: DatasetSource, known: list[str]) -> str:
     there = f" It has: {', '.join(known)}." if known else ""
-    return f"{OWNER}.split: {source.where!r} has no split {source.split!r}.{there} Set split."
+    whole = " A stream of files has no slices." if source.streaming and "[" in source.split else ""
+    return (
+        f"{OWNER}.split: {source.where!r} has no split {source.split!r}.{there}{whole} Set split: "
+        f"a name, or a slice such as train[:90%]."
+    )
 
 
 def _first_line(error: BaseException) -> str:

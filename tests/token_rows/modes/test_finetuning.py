@@ -158,15 +158,15 @@ def test_a_sequence_has_at_most_as_many_tokens_as_a_row(words):
 
 
 @pytest.mark.parametrize(
-    ("truncation", "inputs", "last"),
+    ("truncation", "inputs", "last", "answers_cut"),
     [
-        ("max_turn_length: 2", [22, 23, SEP, 30, 31], EOS),
-        ("max_turn_length: 2, prompt_truncation_mode: keep_start", [20, 21, SEP, 30, 31], EOS),
-        ("", [20, 21, 22, 23, SEP], 30),
+        ("max_turn_length: 2", [22, 23, SEP, 30, 31], EOS, 0),
+        ("max_turn_length: 2, prompt_truncation_mode: keep_start", [20, 21, SEP, 30, 31], EOS, 0),
+        ("", [20, 21, 22, 23, SEP], 30, 1),
     ],
 )
 def test_long_prompts_are_cut_to_a_length_then_answers_from_their_end(
-    words, truncation, inputs, last
+    words, truncation, inputs, last, answers_cut
 ):
     content = [("prompt", text(20, 21, 22, 23)), ("completion", text(30, 31))]
     made = mode(words, dataset=f"truncate_to_msl: {{{truncation}}}")
@@ -174,7 +174,7 @@ def test_long_prompts_are_cut_to_a_length_then_answers_from_their_end(
     row = named(made, rows)
     assert row["input_ids"] == [*inputs, PAD]
     assert row["labels"] == [*inputs[1:], last, PAD]
-    assert stats.documents_truncated == 1
+    assert (stats.documents_truncated, stats.answers_cut) == (1, answers_cut)
 
 
 def test_the_longest_prompt_is_cut_first(words):
