@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
@@ -326,6 +326,7 @@ class ModelEma(ValidationCallback):
         self._name_scope = name_scope
         self._average: WeightAverage | None = None
         self._loaded: dict[str, Any] | None = None
+        self._inference: Callable[[], AbstractContextManager[Any]] | None = None
         self._guard: StepGuard | None = None
         self._check: StepCheck | None = None
         self._overflows: list[Tensor] = []
@@ -346,6 +347,7 @@ class ModelEma(ValidationCallback):
     def _begin(self, trainer: Trainer) -> None:
         """Start from the current weights, or from the average of a checkpoint."""
         backend = trainer.backend
+        self._inference = backend.inference
         self._counts_on_device = backend.caps.static_shapes
         self._average = WeightAverage(
             trainer.model,
@@ -394,8 +396,18 @@ class ModelEma(ValidationCallback):
         Raises:
             RuntimeError: If there is no average, or it is nested.
         """
-        with self.average.swap():
-            yield
+        self._free_gathered()
+        try:
+            with self.average.swap():
+                yield
+        finally:
+            self._free_gathered()
+
+    def _free_gathered(self) -> None:
+        """Free parameters that a call of a sharded model has gathered, which would not change."""
+        if self._inference is not None:
+            with self._inference():
+                pass
 
     # ---- the step
 

@@ -143,6 +143,10 @@ def _check(options: argparse.Namespace) -> None:
             "--params has no effect with --from hf: the settings are those of config.json. Remove "
             "it."
         )
+    if options.tokenizer is not None and options.layout == "cerebras":
+        raise ConfigError(
+            "--tokenizer has no effect with --to cerebras: only weights are written. Remove it."
+        )
     for name, is_given in (
         ("--no-merge-adapters", not options.merge_adapters),
         ("--averaged", options.averaged),

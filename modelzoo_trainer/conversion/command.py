@@ -37,6 +37,7 @@ from modelzoo_trainer.conversion.hugging_face import (
     write_ours,
 )
 from modelzoo_trainer.conversion.model_settings import (
+    MODEL_YAML,
     ModelSettings,
     ReadYaml,
     RootSettings,
@@ -49,7 +50,7 @@ from modelzoo_trainer.conversion.transformers_model import (
     write_transformers,
 )
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.hugging_face.folders import local_folder
+from modelzoo_trainer.hugging_face.folders import CONFIG_FILE, local_folder
 from modelzoo_trainer.models.hugging_face.saving import shared_names
 
 Layout: TypeAlias = Literal["hf", "cerebras"]
@@ -241,6 +242,11 @@ def _kind_of(settings: RootSettings) -> str:
 
 def _read_hugging_face(request: Request) -> _Weights:
     folder = local_folder(request.source, key="--from hf")
+    if (folder / MODEL_YAML).is_file() and not (folder / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"{request.source!r} has weights of this trainer ({MODEL_YAML}), not a folder of "
+            f"Hugging Face. Omit --from hf."
+        )
     found = plan_import(folder, key="--from hf", dtype=_own_dtype(request))
     model = ModelSettings(
         name=found.family.model_name,

@@ -24,7 +24,7 @@ from modelzoo_trainer.constraints import (
     PositiveInt,
     checked,
 )
-from modelzoo_trainer.conversion.loading import read_weights_for
+from modelzoo_trainer.conversion.loading import read_weights_for, refuse_without_weights
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.checkpoint_writer import (
     CheckpointSaver,
@@ -395,10 +395,6 @@ class Checkpoint(CoreCallback, Interceptable):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        # Frees parameters that a call of a sharded model has gathered: the state dict that only the
-        # main process makes below would free them there alone, and the next forward pass gathers.
-        with trainer.backend.inference():
-            pass
         if self._writes(trainer):
             is_locked = self._lock.is_held or self._home(trainer) is None
             prepare(self.root(trainer), trainer, is_locked=is_locked)
@@ -625,6 +621,7 @@ class Checkpoint(CoreCallback, Interceptable):
             CheckpointError: If it does not exist, is damaged, or has another format.
         """
         found, self._found = self._found, None
+        refuse_without_weights(path)
         group = trainer.backend.comm.process_group
         if group is not None and not checkpointing.holds_weights(path) and path.exists():
             self._saving.finish()  # a pending one uses the same process group

@@ -210,6 +210,16 @@ def test_hdf5_is_refused_by_name(
     assert "cstorch.load" in text
 
 
+def test_options_and_sources_of_another_layout_are_refused(
+    exported: Path, weights: Path, params: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--to", "cerebras", "--params", params, "--tokenizer", exported)
+    assert "--tokenizer has no effect" in refused(capsys, weights, tmp_path / "no", *words)
+    assert convert(exported, tmp_path / "ours", "--from", "hf") == 0
+    text = refused(capsys, tmp_path / "ours", tmp_path / "no", "--from", "hf")
+    assert "has weights of this trainer (model.yaml)" in text
+
+
 def test_a_bad_folder_is_refused(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
