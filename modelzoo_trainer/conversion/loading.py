@@ -12,9 +12,10 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from modelzoo_trainer.checkpointing.lazy_tensors import LazyTensor, lazy_state
-from modelzoo_trainer.checkpointing.lazy_weights import open_weights
+from modelzoo_trainer.checkpointing.lazy_weights import is_checkpoint, open_weights
+from modelzoo_trainer.checkpointing.weights import holds_weights
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.hugging_face.folders import CONFIG_FILE
+from modelzoo_trainer.hugging_face.folders import CONFIG_FILE, weight_files
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
@@ -46,6 +47,16 @@ def read_weights_for(model: nn.Module, path: Path) -> dict[str, Tensor]:
     if "token_embeddings.weight" in weights.names():  # ours, with a config.json beside them
         return lazy_state(weights)
     return _translated(decoder, path)
+
+
+def refuse_without_weights(path: Path) -> None:
+    """Refuse a folder of Hugging Face that has settings, but no weights.
+
+    Raises:
+        ConfigError: If it is one.
+    """
+    if (path / CONFIG_FILE).is_file() and not is_checkpoint(path) and not holds_weights(path):
+        weight_files(path, key=_KEY)
 
 
 def _is_of_transformers(model: Any) -> bool:

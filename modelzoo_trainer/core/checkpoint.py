@@ -24,7 +24,7 @@ from modelzoo_trainer.constraints import (
     PositiveInt,
     checked,
 )
-from modelzoo_trainer.conversion.loading import read_weights_for
+from modelzoo_trainer.conversion.loading import read_weights_for, refuse_without_weights
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.checkpoint_writer import (
     CheckpointSaver,
@@ -621,6 +621,7 @@ class Checkpoint(CoreCallback, Interceptable):
             CheckpointError: If it does not exist, is damaged, or has another format.
         """
         found, self._found = self._found, None
+        refuse_without_weights(path)
         group = trainer.backend.comm.process_group
         if group is not None and not checkpointing.holds_weights(path) and path.exists():
             self._saving.finish()  # a pending one uses the same process group

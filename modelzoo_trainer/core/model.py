@@ -21,11 +21,13 @@ from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.errors import (
     OF_ANOTHER_RUN,
     ONLY_WHAT_FITS,
+    CheckpointError,
     CheckpointMismatch,
     ConfigError,
 )
 from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.models.freezing import in_evaluation_mode, set_training_mode
+from modelzoo_trainer.models.shared_weights import with_shared
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -133,9 +135,11 @@ class ModelCallback(CoreCallback, Interceptable):
         complete = getattr(trainer.model, "complete_state", None)
         if complete is not None:  # a model that begins with the weights of a part of it
             entries = complete({uncompiled(name): value for name, value in entries.items()})
-        found = _renamed(own, entries)
+        found, is_resumed = _renamed(own, entries), "global_step" in state_dict
+        if not is_resumed:  # files of weights may have shared ones once
+            found = with_shared(own, found)
         if strict:
-            _check_names(own, found, is_resumed="global_step" in state_dict)
+            _check_names(own, found, is_resumed=is_resumed)
         else:
             found = _fitting(own, found)
         _load(trainer, found, own, strict=strict)
@@ -145,7 +149,11 @@ def _load_folder(trainer: Trainer, model: Any) -> None:
     """Load the weights of a model that was built on `meta` for them, one tensor at a time."""
     if not trainer.backend.caps.holds_values:
         return
-    found = checkpointing.lazy_state(checkpointing.open_weights(model.weights_folder))
+    try:
+        weights = checkpointing.open_weights(model.weights_folder)
+    except CheckpointError as error:
+        raise ConfigError(f"pretrained_model_name_or_path: {error}") from error
+    found = checkpointing.lazy_state(weights)
     _load(trainer, model.pretrained_state(found), model.state_dict(), strict=True)
 
 

@@ -24,6 +24,16 @@ BERT: dict[str, Any] = {
 TOKENS = torch.arange(1, 13, dtype=torch.int32).view(3, 4)
 
 
+def test_a_loss_that_is_no_mean_over_labels_is_not_weighted_by_them() -> None:
+    config: dict[str, Any] = {"model_type": "wav2vec2", "hidden_size": 16, "vocab_size": 20}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config |= {"conv_dim": [8], "conv_stride": [4], "conv_kernel": [4]}
+    config |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    model = HfModel(auto_class="AutoModelForCTC", config=config)
+    labels = torch.tensor([[1, 2, 3], [4, 5, -100]])
+    assert list(model({"input_values": torch.rand(2, 200), "labels": labels})) == ["loss", "logits"]
+
+
 def test_classes_of_sequences() -> None:
     model = HfModel(
         auto_class="AutoModelForSequenceClassification", config={**BERT, "num_labels": 3}

@@ -193,26 +193,33 @@ def test_plan_reads_no_weights(folder: Path, tmp_path: Path, capsys: Any) -> Non
     assert "parameters" in capsys.readouterr().out
 
 
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "remote code": {"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}},
+    "unknown": {"model_type": "lama"},
+    "no architecture": {"model_type": None},
+    "other shapes": {"vocab_size": 120},
+    "quantized": {"quantization_config": {"quant_method": "fp8"}},
+}
+
+
 def _break(folder: Path, kind: str) -> None:
     """Make a folder of a model invalid."""
-    config = json.loads((folder / "config.json").read_text())
     weights = folder / "model.safetensors"
-    if kind == "no config":
+    if kind in _SETTINGS:
+        config = json.loads((folder / "config.json").read_text()) | _SETTINGS[kind]
+        (folder / "config.json").write_text(json.dumps(config))
+    elif kind == "no config":
         (folder / "config.json").unlink()
     elif kind == "no weights":
         weights.unlink()
     elif kind == "pickle":
         weights.unlink()
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}))
-    elif kind == "remote code":
-        changed = config | {"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}
-        (folder / "config.json").write_text(json.dumps(changed))
-    elif kind == "unknown":
-        (folder / "config.json").write_text(json.dumps(config | {"model_type": "lama"}))
-    elif kind == "other shapes":
-        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 120}))
+    elif kind == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1000])
 
 
+@pytest.mark.parametrize("init_device", ["cpu", "meta"])
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -221,23 +228,38 @@ def _break(folder: Path, kind: str) -> None:
         ("pickle", "not a file of torch.save"),
         ("remote code", "trust_remote_code: true"),
         ("unknown", "Did you mean 'llama'"),
+        ("truncated", "model.safetensors' cannot be read"),
+        ("quantized", "the weights are quantized (quantization_config: fp8)"),
+        ("no architecture", "config.json' has no model_type"),
         ("other shapes", "(100, 32) in the file, (120, 32) in the model"),
     ],
 )
 def test_invalid_folder_ends_with_one_message(
-    kind: str, message: str, folder: Path, tmp_path: Path, capsys: Any
+    kind: str, message: str, init_device: str, folder: Path, tmp_path: Path, capsys: Any
 ) -> None:
     own = tmp_path / "model"
     shutil.copytree(folder, own)
     _break(own, kind)
-    file = write(tmp_path, {"name": "hf_causal_lm", "pretrained_model_name_or_path": str(own)})
+    model = {"name": "hf_causal_lm", "pretrained_model_name_or_path": str(own)}
+    file = write(tmp_path, model | {"init_device": init_device})
     for name in ("fit", "check"):
-        if (kind, name) == ("other shapes", "check"):
+        if name == "check" and kind in ("other shapes", "truncated"):
             continue  # the weights are not read
         assert main([name, str(file)]) == 2
         captured = capsys.readouterr()
         assert message in " ".join((captured.out + captured.err).split())
         assert "Traceback" not in captured.err
+
+
+def test_a_checkpoint_without_weights_ends_with_one_message(
+    folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    _break(tmp_path / "model", "no weights")
+    file = write(tmp_path, {"name": "hf_causal_lm", "config": LLAMA})
+    assert main(["fit", str(file), "--set", f"trainer.fit.ckpt_path={tmp_path / 'model'}"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"ckpt_path: folder '{tmp_path / 'model'}' has no weights" in error
 
 
 @pytest.mark.parametrize("is_offline", [True, False])

@@ -46,7 +46,8 @@ def start(model: Module, ckpt_path: Path) -> Any:
         loop=TrainingLoop(max_steps=1),
         progress="none",
     )
-    trainer.fit([language_batch()], ckpt_path=str(ckpt_path))
+    batch = language_batch()
+    trainer.fit([{key: one.long() for key, one in batch.items()}], ckpt_path=str(ckpt_path))
     return trainer.model
 
 
@@ -103,6 +104,25 @@ def test_overrides_are_on_purpose(folder: Path, caplog: Any) -> None:
 # ---- tensors
 
 
+def test_weights_that_a_folder_has_once_are_shared_again(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=100,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    source = transformers.GPT2LMHeadModel(config)
+    source.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    found = start(transformers.GPT2LMHeadModel(config), tmp_path)
+    assert found.lm_head.weight is found.transformer.wte.weight
+    for name, value in source.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
+
+
 @pytest.fixture
 def with_others(folder: Path, tmp_path: Path) -> Path:
     """A folder with tensors of other models, and frequencies as older versions wrote them."""
@@ -156,3 +176,38 @@ def test_the_head_of_another_task_is_named(tmp_path: Path) -> None:
     texts = [str(one.message) for one in found]
     assert any("lack 2 tensors" in one and "classifier.bias" in one for one in texts)
     assert any("are not loaded" in one and "cls.predictions" in one for one in texts)
+
+
+# ---- adapters beside a new head
+
+TASK = "AutoModelForSequenceClassification"
+
+
+@pytest.mark.parametrize("init_device", ["cpu", "meta"])
+def test_a_new_head_is_trained_with_its_task_type_or_named(
+    init_device: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft", reason="needs peft")
+    HfModel(auto_class="AutoModelForPreTraining", config=BERT).save_pretrained(tmp_path)
+    adapters: dict[str, Any] = {"r": 2, "target_modules": ["query"]}
+
+    def make(peft_config: dict[str, Any]) -> tuple[set[str], str]:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model = HfModel(
+                auto_class=TASK,
+                pretrained_model_name_or_path=str(tmp_path),
+                init_device=init_device,
+                peft_config=peft_config,
+            )
+            Trainer(device="cpu", model=model)
+        trained = {name for name, one in model.named_parameters() if one.requires_grad}
+        return trained, " ".join(str(one.message) for one in found)
+
+    trained, texts = make(adapters)
+    assert all(".lora_" in name for name in trained)
+    assert "peft_config.modules_to_save: [classifier]" in texts
+    for given in ({"task_type": "SEQ_CLS"}, {"modules_to_save": ["classifier"]}):
+        trained, texts = make(adapters | given)
+        assert "model.classifier.modules_to_save.default.weight" in trained
+        assert "are not trained" not in texts

@@ -21,6 +21,12 @@ _COPY: Final = re.compile(r"\.modules_to_save\.[^.]+\.")
 _DEFAULT_TYPE: Final = "LORA"
 _KEEP_THE_WEIGHTS: Final = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of `init_lora_weights` that do not change the weights of the layer."""
+_HEADS: Final = {
+    "QUESTION_ANS": ("qa_outputs",),
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+}
+"""Layers that are trained beside the adapters by `task_type`, as in `get_peft_model` of `peft`."""
 _UNSUPPORTED: Final = {
     "trainable_token_indices": "has rows of an embedding as adapters, which cannot be merged",
     "layer_replication": "uses layers twice, which transformers cannot save",
@@ -62,9 +68,19 @@ def check_peft(given: Mapping[str, Any]) -> Any:
         if given[key] is not None and key in _UNSUPPORTED:
             raise ConfigError(f"peft_config.{key} {_UNSUPPORTED[key]}. Remove it.")
     try:
-        return cls(**{key: one for key, one in given.items() if key != "peft_type"})
+        made = cls(**{key: one for key, one in given.items() if key != "peft_type"})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"peft_config: peft rejects it: {error}.") from error
+    _add_heads(made)
+    return made
+
+
+def _add_heads(settings: Any) -> None:
+    """Add the heads that a task trains beside the adapters to the layers to train."""
+    heads = _HEADS.get(str(getattr(settings.task_type, "value", settings.task_type)), ())
+    if heads and hasattr(settings, "modules_to_save"):
+        given = settings.modules_to_save or ()
+        settings.modules_to_save = list(dict.fromkeys((*given, *heads)))
 
 
 def keeps_weights(start: Any) -> bool:

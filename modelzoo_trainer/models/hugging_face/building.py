@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +18,11 @@ from modelzoo_trainer.models.hugging_face.adapters import add_adapters, check_pe
 from modelzoo_trainer.models.hugging_face.causality import check_causal
 from modelzoo_trainer.models.hugging_face.initializing import check_adapters_on_meta
 from modelzoo_trainer.models.hugging_face.matching import (
+    check_files,
     check_missing,
     check_shapes,
     unused,
+    warn_of_frozen,
     warn_of_unused,
 )
 from modelzoo_trainer.models.hugging_face.settings import (
@@ -49,7 +52,10 @@ def check_settings(settings: HfSettings, auto_class: str) -> None:
     folder = settings.folder()
     if uses_remote_code(library, settings, folder):
         return  # its settings are code, too
-    _check_task(cls, auto_class, settings, architecture(settings, folder))
+    config = architecture(settings, folder)
+    if settings.has_weights:
+        _refuse_quantized(config, f"{FOLDER_KEY}: {str(folder)!r}")
+    _check_task(cls, auto_class, settings, config)
 
 
 def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Module:
@@ -70,6 +76,8 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
     is_remote = uses_remote_code(library, settings, folder)
     _warn_of_code(settings, folder, is_remote=is_remote)
     config = architecture(settings, folder)
+    if settings.has_weights:
+        _refuse_quantized(config, f"{FOLDER_KEY}: {str(folder)!r}")
     if not is_remote:
         _check_task(cls, auto_class, settings, config)
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
@@ -82,14 +90,16 @@ def build(settings: HfSettings, auto_class: str, *, may_start_anew: bool) -> Mod
     if is_deferred and settings.peft_config is not None:
         check_adapters_on_meta(check_peft(settings.peft_config))
     model: Module
+    missing: list[str] = []
     with _quiet(library), _naming(settings), device:
         if folder is None or not settings.has_weights or is_deferred or _is_planned():
             model = cls.from_config(config, **options)
             _read_generation(library, model, folder)
         else:
-            model = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
+            model, missing = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
         if settings.peft_config is not None:
             add_adapters(model, settings.peft_config)
+            warn_of_frozen(model, missing)
     return model
 
 
@@ -182,28 +192,40 @@ def _is_planned() -> bool:
 
 def _loaded(
     cls: Any, folder: Path, config: Any, options: dict[str, Any], *, may_start_anew: bool
-) -> Module:
-    model, found = cls.from_pretrained(
-        folder,
-        config=config,
-        ignore_mismatched_sizes=True,  # they are refused below, with their shapes
-        output_loading_info=True,
-        local_files_only=True,
-        **options,
-    )
-    check_shapes(str(folder), found["mismatched_keys"])
-    others = unused(model, found["unexpected_keys"])
-    if found["missing_keys"]:
-        check_missing(
-            str(folder),
-            type(model).__name__,
-            sorted(found["missing_keys"]),
-            others,
-            may_start_anew=may_start_anew,
+) -> tuple[Module, list[str]]:
+    """Return a model with the weights of a folder, and the tensors that these lack."""
+    try:
+        model, found = cls.from_pretrained(
+            folder,
+            config=config,
+            ignore_mismatched_sizes=True,  # they are refused below, with their shapes
+            output_loading_info=True,
+            local_files_only=True,
+            **options,
         )
-    warn_of_unused(str(folder), type(model).__name__, others)
-    loaded: Module = model
-    return loaded
+    except Exception:
+        check_files(folder)  # if a file is the reason, this error names it
+        raise
+    check_shapes(str(folder), found["mismatched_keys"])
+    missing, others = sorted(found["missing_keys"]), unused(model, found["unexpected_keys"])
+    kind = type(model).__name__
+    if missing:
+        check_missing(str(folder), kind, missing, others, may_start_anew=may_start_anew)
+    warn_of_unused(str(folder), kind, others)
+    return model, missing
+
+
+def _refuse_quantized(config: Any, where: str) -> None:
+    """Refuse settings of quantized weights: a part of them would be read as the weights."""
+    given = getattr(config, "quantization_config", None)
+    if given is None:
+        return
+    read = given.get if isinstance(given, Mapping) else partial(getattr, given)
+    raise ConfigError(
+        f"{where}: the weights are quantized (quantization_config: {read('quant_method', None)}), "
+        f"which cannot be trained. Give the folder of the model before it was quantized; if its "
+        f"weights are not, set config_overrides: {{quantization_config: null}}."
+    )
 
 
 @contextmanager

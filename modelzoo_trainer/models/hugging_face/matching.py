@@ -5,14 +5,46 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
+import torch
+from torch.nn import Module
+
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hugging_face.folders import weight_files
+from modelzoo_trainer.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.models.hugging_face.settings import FOLDER_KEY
 
 # Tensors of older versions, which the library computes: frequencies and masks of attention.
 _COMPUTED: Final = (r"rotary_emb\.inv_freq$", r"(^|\.)(attn|attention)\.(masked_)?bias$")
 _POSITIONS: Final = r"(^|\.)position_ids$"
+
+
+def check_files(folder: Path) -> None:
+    """Refuse files of weights that cannot be read.
+
+    Raises:
+        ConfigError: If one is damaged, or has more than tensors.
+    """
+    for path in weight_files(folder, key=FOLDER_KEY):
+        try:
+            _open(path)
+        except Exception as error:  # of several classes
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"{FOLDER_KEY}: {str(path)!r} cannot be read ({reason}). Save or download the "
+                f"folder again; a file of torch.save may have tensors only."
+            ) from error
+
+
+def _open(path: Path) -> None:
+    if path.suffix == ".safetensors":
+        with import_module("safetensors").safe_open(path, framework="pt"):
+            pass
+    else:
+        torch.load(path, map_location="meta", weights_only=True)
 
 
 def unused(model: Any, names: Iterable[str]) -> list[str]:
@@ -80,6 +112,26 @@ def check_missing(
         f"start from initial values: {_some(missing)}.",
         stacklevel=6,
     )
+
+
+def warn_of_frozen(model: Module, missing: Iterable[str]) -> None:
+    """Warn of tensors with initial values that stay so, because only adapters are trained.
+
+    Args:
+        model: A model of `transformers` with adapters.
+        missing: Its tensors that the weights of a folder lack, by their names without adapters.
+    """
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    names = PlainNames(model.state_dict())
+    frozen = sorted(set(missing) - {names.plain[one] for one in trained if one in names.plain})
+    if frozen:
+        layers = list(dict.fromkeys(one.rpartition(".")[0] for one in frozen))
+        warnings.warn(
+            f"peft_config: {len(frozen)} tensors start from initial values and are not trained, "
+            f"because they are no adapters: {_some(frozen)}. To train them, set "
+            f"peft_config.modules_to_save: [{', '.join(layers)}].",
+            stacklevel=6,
+        )
 
 
 def check_shapes(folder: str, mismatched: Any) -> None:

@@ -22,6 +22,7 @@ from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, Ini
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 
 _OWN: Final = ("auto_class", "compute_eval_metrics")
+_CTC: Final = "AutoModelForCTC"  # its loss is no mean over labels
 _SEQ2SEQ: Final = "AutoModelForSeq2SeqLM"
 _PIXELS_DIM: Final = 3
 _IGNORED_KEY: Final = "semantic_loss_ignore_index"
@@ -149,7 +150,7 @@ class HfModel(TransformersModel):
         labels, logits = given.get("labels"), outputs.get("logits")
         if not isinstance(labels, Tensor) or labels.is_floating_point():
             return outputs
-        if labels.dim() > 1:
+        if labels.dim() > 1 and self._auto_class != _CTC:
             counts = _counts(labels, self._ignored_label(labels))
             outputs["num_items"] = counts.sum(dtype=torch.float32)
         has_classes = isinstance(logits, Tensor) and logits.shape[:-1] == labels.shape

@@ -150,6 +150,11 @@ def _read(library: Any, settings: HfSettings, folder: Path) -> Any:
     if uses_remote_code(library, settings, folder):
         return library.AutoConfig.from_pretrained(folder, trust_remote_code=True)
     kind = found.get("model_type")
+    if kind is None:
+        raise ConfigError(
+            f"{FOLDER_KEY}: {str(folder / 'config.json')!r} has no model_type, so it is not of a "
+            f"model of transformers. Give the folder that save_pretrained wrote."
+        )
     _class_of(library, kind, f"{FOLDER_KEY}: model_type of {str(folder / 'config.json')!r}")
     try:
         return library.AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from torch import Tensor, nn
+from torch import nn
 
 from modelzoo_trainer.hugging_face.stored_names import in_memory
 from modelzoo_trainer.models.hugging_face.adapters import PlainNames
@@ -19,10 +19,12 @@ from modelzoo_trainer.models.hugging_face.matching import (
     check_missing,
     check_shapes,
     unused,
+    warn_of_frozen,
     warn_of_unused,
 )
 from modelzoo_trainer.models.hugging_face.saving import save
 from modelzoo_trainer.models.hugging_face.settings import HfSettings
+from modelzoo_trainer.models.shared_weights import with_shared
 
 _PREFIX: Final = "model."
 
@@ -91,13 +93,10 @@ class TransformersModel(nn.Module):
         folder, kind = str(self.weights_folder), type(self.model).__name__
         others = unused(self.model, (name for name in entries if name not in own))
         if missing:
-            check_missing(
-                folder,
-                kind,
-                [names.plain.get(name, name).removeprefix(_PREFIX) for name in missing],
-                others,
-                may_start_anew=self._may_start_anew,
-            )
+            plain = [names.plain.get(name, name).removeprefix(_PREFIX) for name in missing]
+            check_missing(folder, kind, plain, others, may_start_anew=self._may_start_anew)
+            if self.settings.peft_config is not None:
+                warn_of_frozen(self.model, plain)
         warn_of_unused(folder, kind, others)
         for name, value in own.items():
             if name in entries and entries[name].shape != value.shape:
@@ -130,7 +129,7 @@ class TransformersModel(nn.Module):
                 used.add(known)
         if not used:
             return dict(found)
-        _share(own, entries)
+        entries = with_shared(own, entries)
         if not has_adapters:
             entries |= {name: own[name] for name in names.added if name not in entries}
         rest = unused(self.model, (name for name in found if name not in used))
@@ -148,19 +147,3 @@ class TransformersModel(nn.Module):
         base = f"{getattr(self.model, 'base_model_prefix', '')}."
         if theirs.startswith(base):
             yield theirs.removeprefix(base)
-
-
-def _share(own: Mapping[str, Tensor], entries: dict[str, Any]) -> None:
-    """Add the entries of tensors that share their memory with one that has an entry."""
-    first: dict[tuple[int, Any], str] = {}
-    for name in entries:
-        first.setdefault(_place_of(own[name]), name)
-    for name, value in own.items():
-        other = first.get(_place_of(value))
-        if name not in entries and other is not None:
-            entries[name] = entries[other]
-
-
-def _place_of(tensor: Tensor) -> tuple[int, Any]:
-    local: Any = getattr(tensor, "_local_tensor", tensor)
-    return local.data_ptr() or id(tensor), (local.shape, local.dtype)
