@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, ValidationCallback
 from modelzoo_trainer.callbacks.flags import ScopedEleutherEvalHarnessFlags
+from modelzoo_trainer.callbacks.limit_batches import LimitBatches
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.constraints import Name, PositiveInt, checked
@@ -264,9 +265,13 @@ class EleutherEvalHarness(ValidationCallback):
             trainer.logging.open_handlers(trainer, stack)  # outside a fit, they are not open
             stack.callback(setattr, self, "_is_running", False)
             self._is_running = True
-            metrics = self._evaluation.run(trainer, folder)
+            metrics = self._evaluation.run(trainer, folder, self._most_documents(trainer))
         if metrics is not None:
             trainer.log_metrics_dict(metrics)
+
+    def _most_documents(self, trainer: Trainer) -> int | None:
+        limits = [one.num_batches for one in trainer.get_callbacks(LimitBatches)]
+        return min(limits) * self._batch_size if limits else None
 
 
 def _flags_of(flags: dict[str, Any]) -> ScopedEleutherEvalHarnessFlags:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class LimitEvalSteps(Callback):
     """Limit the number of batches per validation.
 
-    Metric names stay the same, though their values come from fewer batches.
+    Metric names stay the same, though their values come from fewer batches. `EleutherEvalHarness`
+    is not affected: set `limit` of its `eeh_args`.
 
     Args:
         num_eval_steps: Batches per validation, over all processes, > 0.
@@ -55,7 +56,9 @@ class LimitEvalSteps(Callback):
 
 
 def shorten(loop: ValidationLoop, num_batches: int, stack: ExitStack) -> None:
-    """Limit the number of batches of a validation until the stack is closed."""
+    """Limit the batches of a validation that can do with fewer, until the stack is closed."""
+    if loop.needs_all_batches:
+        return
     stack.callback(setattr, loop, "eval_steps", loop.eval_steps)
     loop.eval_steps = min(num_batches, loop.eval_steps or num_batches)
 
@@ -66,7 +69,8 @@ log = logging.getLogger("modelzoo_trainer.data")
 class LimitBatches(Callback):
     """Limit the number of batches per epoch and per validation, for example for a smoke test.
 
-    The length of the run, its schedules and its progress take the limit into account. A resumed run
+    The length of the run, its schedules and its progress take the limit into account.
+    `EleutherEvalHarness` evaluates `num_batches * batch_size` documents of each task. A resumed run
     requires the same limit, or one larger than the position in its current epoch. The smallest of
     several limits applies.
 

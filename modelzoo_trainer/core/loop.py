@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from annotated_types import Predicate
 from torch.nn import Module
@@ -105,6 +105,9 @@ class ValidationLoop(LoopCallback):
     Raises:
         ConfigError: If `eval_steps` is not positive.
     """
+
+    needs_all_batches: ClassVar[bool] = False
+    """Whether callbacks must not limit the number of batches."""
 
     @checked()
     def __init__(self, eval_steps: PositiveInt | None = None, hook: str = "validate") -> None:

@@ -149,11 +149,16 @@ class HarnessArguments:
             found.append(f"eeh_args.{unused[0]}: no effect with temperature 0.")
         return found
 
-    def for_lm_eval(self) -> dict[str, Any]:
-        """Return the keyword arguments of `lm_eval.simple_evaluate`, besides model and tasks."""
+    def for_lm_eval(self, most: int | None = None) -> dict[str, Any]:
+        """Return the keyword arguments of `lm_eval.simple_evaluate`, besides model and tasks.
+
+        `most`: maximum number of documents of each task, besides `limit`.
+        """
         seeds = self.seeds
         key = str(self.cache_requests).lower()
         limit = self.limit
+        if most is not None and (limit is None or limit < 1 or limit > most):
+            limit = most
         return {
             "num_fewshot": self.num_fewshot,
             "limit": int(limit) if limit is not None and limit >= 1 else limit,

@@ -125,6 +125,8 @@ class DecodingLoop(ValidationLoop):
         decode: Converts tokens to text, with special tokens.
     """
 
+    needs_all_batches = True
+
     def __init__(self, sampling: Sampling, decode: Decode) -> None:
         super().__init__(hook=HOOK)
         self._sampling = sampling

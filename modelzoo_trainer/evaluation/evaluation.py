@@ -47,7 +47,9 @@ class Evaluation:
         self._max_length = max_length
         self._batch_size = batch_size
 
-    def run(self, trainer: Trainer, folder: Path) -> dict[str, float] | None:
+    def run(
+        self, trainer: Trainer, folder: Path, most: int | None = None
+    ) -> dict[str, float] | None:
         """Return the metrics, on all processes; None if the run was stopped meanwhile.
 
         The random state of the run does not change.
@@ -55,6 +57,7 @@ class Evaluation:
         Args:
             trainer: The trainer.
             folder: Where results are written.
+            most: Maximum number of documents of each task, besides that of the arguments.
         """
         backend = trainer.backend
         state = backend.rng_state()
@@ -64,7 +67,7 @@ class Evaluation:
         try:
             if backend.comm.is_main:
                 with processes.leading():
-                    metrics = self._lead(trainer, processes, folder)
+                    metrics = self._lead(trainer, processes, folder, most)
             else:
                 processes.serve()
         except Interrupted:
@@ -100,7 +103,9 @@ class Evaluation:
         adapter.prepare(facts, processes)
         return adapter
 
-    def _lead(self, trainer: Trainer, processes: Processes, folder: Path) -> dict[str, float]:
+    def _lead(
+        self, trainer: Trainer, processes: Processes, folder: Path, most: int | None
+    ) -> dict[str, float]:
         """Run `lm_eval` in the main process."""
         from lm_eval.evaluator import simple_evaluate
 
@@ -120,7 +125,7 @@ class Evaluation:
                 task_manager=self._tasks,
                 batch_size=self._batch_size,
                 device=str(trainer.backend.device),
-                **arguments.for_lm_eval(),
+                **arguments.for_lm_eval(most),
             )
         samples = results.pop("samples", None)
         log.info("Results at step %d:\n%s", trainer.global_step, table_of(results))

@@ -101,6 +101,8 @@ class ScoringLoop(ValidationLoop):
     `results`: numbers of requests, log-likelihoods, and whether each continuation is greedy.
     """
 
+    needs_all_batches = True
+
     def __init__(self, plan: ScoringPlan) -> None:
         super().__init__(hook=HOOK)
         self._plan = plan

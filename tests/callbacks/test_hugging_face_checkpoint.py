@@ -72,6 +72,16 @@ def test_of_a_run_on_preferences_the_policy_is_written(tmp_path: Path) -> None:
     assert not torch.equal(found, model.state_dict()["ref_model.token_embeddings.weight"])
 
 
+def test_the_factors_of_mup_are_multiplied_into_the_weights(tmp_path: Path) -> None:
+    mup = {"mup_base_hidden_size": 4, "mup_base_filter_size": 4, "embeddings_scale": 3.0}
+    with make(tmp_path, lambda: Gpt2(**SIZES, **mup)) as trainer:
+        trainer.fit([BATCH] * 4)
+        expected = trainer.model.token_embeddings.weight.detach()
+    found = load_file(tmp_path / "hf_3/model.safetensors")
+    torch.testing.assert_close(found["transformer.wte.weight"], expected * 3)
+    torch.testing.assert_close(found["lm_head.weight"], expected / 2)  # 4 of 8 dimensions
+
+
 def test_what_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
     def refused(text: str, model: Any = None, **options: Any) -> None:
         with pytest.raises(ConfigError, match=text), make(tmp_path, model, **options) as trainer:

@@ -105,6 +105,18 @@ def test_the_folder_computes_what_the_model_did(kind: str, tmp_path: Path, capsy
     assert ("with merged adapters" in capsys.readouterr().out) == has_adapters
 
 
+def test_merged_weights_of_a_decoder_go_to_the_names_of_the_model_zoo(tmp_path: Path) -> None:
+    trainer = run(tmp_path / "run", DECODER, lora=True)
+    params = ("--params", tmp_path / "run/params.yaml")
+    assert (
+        convert(tmp_path / "run/checkpoint_2", tmp_path / "zoo", "--to", "cerebras", *params) == 0
+    )
+    words = ("--from", "cerebras", "--to", "hf", *params)
+    assert convert(tmp_path / "zoo", tmp_path / "hf", *words) == 0
+    found = logits(loaded(tmp_path / "hf"))
+    torch.testing.assert_close(found, logits(policy_of(trainer)), rtol=0, atol=1e-5)
+
+
 def test_a_classifier_of_a_folder_whose_weights_are_gone(tmp_path: Path) -> None:
     config = transformers.BertConfig(
         vocab_size=100, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=3

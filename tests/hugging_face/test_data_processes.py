@@ -141,6 +141,27 @@ def test_of_two_processes_one_makes_the_rows_and_the_other_waits(folder: Path) -
     assert texts_of(folder) == EXPECTED
 
 
+def read_until(process: subprocess.Popen[str], text: str) -> None:
+    """Read the lines of a process up to one with a text."""
+    assert process.stdout is not None
+    assert any(text in line for line in process.stdout), process.wait()
+
+
+def test_a_process_that_waits_for_a_killed_one_makes_the_rows(folder: Path) -> None:
+    first = start(folder, "rows.py", "never", 600, 1)
+    read_until(first, "Tokenizing")
+    second = start(folder, "rows.py", "never", 0, 1)
+    read_until(second, "Waiting for another process")
+
+    first.kill()
+    first.communicate(timeout=120)
+    output, _ = second.communicate(timeout=120)
+
+    assert second.returncode == 0, output
+    assert "Tokenizing" in output
+    assert texts_of(folder) == EXPECTED
+
+
 @pytest.mark.parametrize("kill_at", ["row 0", "row 150", "values", "ends"])
 def test_a_killed_process_leaves_nothing_that_is_used(folder: Path, kill_at: str) -> None:
     code, _ = run(folder, "rows.py", kill_at, 0, 1)

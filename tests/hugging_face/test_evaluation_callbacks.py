@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,19 @@ import pytest
 import torch
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
-from modelzoo_trainer.callbacks import EarlyStopping, EleutherEvalHarness, ModelEma, SaveBest
+from modelzoo_trainer.callbacks import (
+    EarlyStopping,
+    EleutherEvalHarness,
+    LimitBatches,
+    LimitEvalSteps,
+    ModelEma,
+    SaveBest,
+)
 from modelzoo_trainer.errors import ConfigError
 from tests.distributed.ranks import run_ranks
 from tests.doubles import History
 from tests.hugging_face.harness import (
+    CHOICE,
     PERPLEXITY,
     language_batches,
     make_llama,
@@ -139,6 +148,23 @@ def test_sharded_weights_are_averaged_and_evaluated(folder: Path, tmp_path: Path
     assert sorted(expected) == [1, 2]
     for value in found.values():
         assert 1 < value < 400
+
+
+@pytest.mark.parametrize(
+    ("limit", "num"),
+    [(LimitBatches(2), 8), (LimitEvalSteps(1, intermediate_only=False), 14)],
+    ids=["smoke", "validation"],
+)
+def test_limits_of_batches_leave_no_request_unanswered(
+    folder: Path, tmp_path: Path, limit: Any, num: int
+) -> None:
+    trainer, history = make(folder, tmp_path, harness(folder, tasks=CHOICE), limit)
+
+    trainer.validate_all()
+
+    (path,) = tmp_path.rglob("results_0.json")
+    assert json.loads(path.read_text())["n-samples"][CHOICE] == {"original": 14, "effective": num}
+    assert history.of(f"eleuther_0/{CHOICE}/acc")
 
 
 def test_metrics_of_an_evaluation_can_be_watched(folder: Path, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from modelzoo_trainer.cli.command import main
 pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("datasets", reason="needs datasets")
 
-# A classifier has a new layer on top.
-NEW_LAYER = "ignore:pretrained_model_name_or_path.*initial values"
+# A classifier has a new layer on top, in place of that of the language model.
+NEW_LAYER = "ignore:pretrained_model_name_or_path.*(initial values|are not loaded)"
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "fine_tuning"
 METRICS = {
     "sft": ("validate_0/accuracy", 0.7),
