@@ -53,7 +53,9 @@ def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: D
     is_freed = settings.reshard_after_forward and sizes.shard > 1
     place = partial(_placement, sizes.shard)
     blocks = find_blocks(model, settings.blocks, "backend.sharding.blocks")
-    _check_shared(model, blocks)
+    owner = {part: block for block in (model, *reversed(blocks)) for part in block.modules()}
+    _check_shared(model, owner)
+    _check_dtypes(model, owner)
     for block in blocks:
         if any(True for _ in block.parameters()):
             chosen = choose_cast(block, policy)
@@ -135,9 +137,8 @@ class _CastNamed:
         return value.to(self.dtype) if is_float else value
 
 
-def _check_shared(model: Module, blocks: list[Module]) -> None:
+def _check_shared(model: Module, owner: dict[Module, Module]) -> None:
     """Raise if a parameter belongs to two blocks: it would become two parameters."""
-    owner = {part: block for block in (model, *reversed(blocks)) for part in block.modules()}
     first: dict[int, tuple[str, Module]] = {}
     for name, module in model.named_modules():
         for key, param in module._parameters.items():
@@ -149,6 +150,22 @@ def _check_shared(model: Module, blocks: list[Module]) -> None:
                     f"different blocks. In backend.sharding.blocks, list only classes that "
                     f"contain both or neither."
                 )
+
+
+def _check_dtypes(model: Module, owner: dict[Module, Module]) -> None:
+    """Raise if trainable parameters that are gathered together have different dtypes."""
+    first: dict[Module, tuple[str, torch.dtype]] = {}
+    for name, param in model.named_parameters():
+        if not param.requires_grad:
+            continue
+        block = owner[model.get_submodule(name.rpartition(".")[0])]
+        other, dtype = first.setdefault(block, (name, param.dtype))
+        if param.dtype != dtype:
+            raise BackendError(
+                f"backend.parallel.shard: {other} is {dtype} and {name} is {param.dtype}; trained "
+                f"parameters of a block, and those outside of blocks, must have one dtype. Convert "
+                f"one of them, or train only one."
+            )
 
 
 def set_gradient_sync(model: Module, *, is_on: bool) -> None:

@@ -148,6 +148,15 @@ def _check_task(name: str, task: Any, *, runs_code: bool) -> None:
             f"eeh_args.tasks: {name!r} runs code that the model writes, in this process. Remove "
             f"it, or set confirm_run_unsafe_code: true where that does no harm."
         )
+    if task.get_config("process_results") is None:
+        functions: dict[str, Any] = getattr(task, "_metric_fn_list", {})
+        for metric, function in functions.items():
+            if function is None:  # lm_eval would leave it out of the results
+                known = import_module("lm_eval.api.registry").METRIC_REGISTRY
+                raise ConfigError(
+                    f"eeh_args.tasks: the metric {metric!r} of the task {name!r} is in neither "
+                    f"lm_eval nor the library evaluate. {suggest(metric, known)}"
+                )
 
 
 def _check_prompts(name: str, task: Any, arguments: HarnessArguments) -> None:

@@ -212,6 +212,28 @@ def test_a_block_that_is_misspelt_is_refused() -> None:
     )
 
 
+@pytest.mark.slow
+def test_trained_parameters_of_two_dtypes_in_a_block_are_refused() -> None:
+    # Frozen ones may have another dtype, as below adapters.
+    assert run_ranks(2, two_dtypes, False) == [""] * 2
+    for message in run_ranks(2, two_dtypes, True):
+        assert "weight is torch.float32 and " in message
+        assert "bias is torch.bfloat16" in message
+
+
+def two_dtypes(rank: int, is_trained: bool) -> str:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    model[0].bias = torch.nn.Parameter(
+        torch.zeros(8, dtype=torch.bfloat16), requires_grad=is_trained
+    )
+    try:
+        module, _ = spread(model, SHARD | {"sharding": {"blocks": ["Linear"]}})
+    except BackendError as error:
+        return str(error)
+    module[0].weight.to_local()
+    return ""
+
+
 def refusal(rank: int, options: dict[str, Any]) -> str:
     with pytest.raises(BackendError) as caught:
         spread(make_net(), options)

@@ -148,6 +148,10 @@ def task_of(folder: Path, name: str, new: str) -> Any:
     ("settings", "message"),
     [
         ({"num_fewshot": 14}, "no prompt of the task 'own' can be made with 14 examples"),
+        (
+            {"metric_list": [{"metric": "acu", "aggregation": "mean", "higher_is_better": True}]},
+            "the metric 'acu' of the task 'own' is in neither .* Did you mean 'acc'",
+        ),
         ({"test_split": "tst"}, "names 'tst', a split or a task, which does not exist"),
         ({"doc_to_text": "{{a.b}}"}, "'own' cannot be loaded .*'a' is undefined.*its YAML file"),
     ],
