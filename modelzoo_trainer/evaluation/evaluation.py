@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelzoo_trainer.devices import hold_lm_eval_in_process
+from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.evaluation import decoding
 from modelzoo_trainer.evaluation.adapter import SCORING, Facts, adapter_class
 from modelzoo_trainer.evaluation.arguments import HarnessArguments
@@ -52,12 +53,16 @@ class Evaluation:
     ) -> dict[str, float] | None:
         """Return the metrics, on all processes; None if the run was stopped meanwhile.
 
-        The random state of the run does not change.
+        The random state of the run does not change. If `lm_eval` fails during a fit, as in a metric
+        of a task, that is logged, there are no metrics, and training continues.
 
         Args:
             trainer: The trainer.
             folder: Where results are written.
             most: Maximum number of documents of each task, besides that of the arguments.
+
+        Raises:
+            ConfigError: If `lm_eval` fails outside of a fit.
         """
         backend = trainer.backend
         state = backend.rng_state()
@@ -67,7 +72,7 @@ class Evaluation:
         try:
             if backend.comm.is_main:
                 with processes.leading():
-                    metrics = self._lead(trainer, processes, folder, most)
+                    metrics = self._lead_or_log(trainer, processes, folder, most)
             else:
                 processes.serve()
         except Interrupted:
@@ -102,6 +107,31 @@ class Evaluation:
         )
         adapter.prepare(facts, processes)
         return adapter
+
+    def _lead_or_log(
+        self, trainer: Trainer, processes: Processes, folder: Path, most: int | None
+    ) -> dict[str, float] | None:
+        try:
+            return self._lead(trainer, processes, folder, most)
+        except Interrupted:
+            raise
+        except Exception as error:  # whatever the code of a task raises
+            if processes.is_busy:  # not lm_eval: the model failed
+                raise
+            problem = (
+                error
+                if isinstance(error, ConfigError)
+                else ConfigError(
+                    f"EleutherEvalHarness: lm_eval failed ({reason_of(error).rstrip('.')}). "
+                    f"Correct the task, or remove it from eeh_args.tasks."
+                )
+            )
+            if not trainer.is_fitting:
+                raise problem from error
+            step = trainer.global_step
+            log.debug("lm_eval failed.", exc_info=error)
+            log.error("%s There are no results of step %d; training continues.", problem, step)
+            return None
 
     def _lead(
         self, trainer: Trainer, processes: Processes, folder: Path, most: int | None

@@ -31,21 +31,24 @@ class Processes:
     Args:
         comm: Communication between the processes.
         perform: Does this process's part of a work, by the work's kind and its values.
+
+    Attributes:
+        is_busy: Whether a work has begun, and not ended.
     """
 
     def __init__(self, comm: Comm, perform: Perform) -> None:
         self._comm = comm
         self._perform = perform
         self._lock = threading.Lock()
-        self._is_busy = False
+        self.is_busy = False
 
     def run(self, kind: str, values: dict[str, Any]) -> dict[str, Any]:
         """Return the results of all processes. Called by the main process only."""
         with self._lock:
-            self._is_busy = True
+            self.is_busy = True
             self._comm.broadcast_object([_WORK, kind, values])
             found = self._results(kind, values)
-            self._is_busy = False
+            self.is_busy = False
         return found
 
     def serve(self) -> None:
@@ -73,7 +76,7 @@ class Processes:
         try:
             found = self._perform(kind, values)
         except Interrupted:
-            self._is_busy = False
+            self.is_busy = False
             raise
         return joined(self._comm.gather_object(found))
 
@@ -98,7 +101,7 @@ class Processes:
         finally:
             is_over.set()
             thread.join()
-            if not self._is_busy:  # else the others wait for something else
+            if not self.is_busy:  # else the others wait for something else
                 self._comm.broadcast_object([_END, problem, is_of_config])
 
     def _stay_alive(self, is_over: threading.Event) -> None:

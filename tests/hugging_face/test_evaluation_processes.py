@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop, ValidationCallback
@@ -258,3 +259,36 @@ def test_all_processes_refuse_a_task_together(folder, tmp_path) -> None:
 
     assert found[0] == found[1]
     assert "generates up to 48 tokens" in found[0]
+
+
+def fail(rank: int, folder: Path, out: Path) -> tuple[int, dict[str, float], str]:
+    """Return the steps of a fit with a metric that fails, its metrics, and what validation says."""
+    trainer = Trainer(
+        device="cpu",
+        model=our_llama(folder / "model"),
+        model_dir=out,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(max_steps=2, eval_frequency=1),
+        callbacks=[harness(folder, tasks="failing"), JsonlLogger()],
+    )
+    metrics = dict(trainer.fit(language_batches(4), language_batches(2)).metrics)
+    with pytest.raises(ConfigError) as caught:
+        trainer.validate_all()
+    trainer.close()
+    return trainer.global_step, metrics, str(caught.value)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_training_continues_after_a_metric_that_fails(folder, tmp_path, num_processes) -> None:
+    task = yaml.safe_load((folder / "tasks" / f"{WRITE}.yaml").read_text(encoding="utf-8"))
+    task |= {"task": "failing", "metric_list": [{"metric": "f1", "aggregation": "f1"}]}
+    (folder / "tasks" / "failing.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+
+    found = run_ranks(num_processes, fail, folder, tmp_path)
+
+    for steps, metrics, message in found:
+        assert steps == 2
+        assert "validate_0/loss" in metrics
+        assert not any("failing" in name for name in metrics)
+        assert "EleutherEvalHarness: lm_eval failed (" in message
+        assert "Correct the task" in message
