@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -180,12 +181,14 @@ def _run(log: Path, function: Callable[..., int], *arguments: Any) -> int:
     process = _SERVER.Process(target=_logged, args=(log, function, arguments))
     with _starting:
         process.start()
-    process.join(_TIMEOUT_S)
-    if process.exitcode is None:
-        process.kill()
+    is_over = bool(wait([process.sentinel], _TIMEOUT_S))
+    with _starting:  # starting a process reads the exit codes of all; a code can be read once
+        if not is_over:
+            process.kill()
         process.join()
-        return -int(signal.SIGALRM)
-    return process.exitcode
+        code = process.exitcode if is_over else -int(signal.SIGALRM)
+    assert code is not None  # it has been joined
+    return code
 
 
 def prove(path: Path, name: str, folder: Path) -> Row:
