@@ -215,6 +215,9 @@ def _break(folder: Path, kind: str) -> None:
     elif kind == "pickle":
         weights.unlink()
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}))
+    elif kind == "code":
+        weights.unlink()
+        torch.save({"a": subprocess.Popen}, folder / "pytorch_model.bin")
     elif kind == "truncated":
         weights.write_bytes(weights.read_bytes()[:-1000])
 
@@ -226,6 +229,7 @@ def _break(folder: Path, kind: str) -> None:
         ("no config", "has no config.json"),
         ("no weights", "has no weights"),
         ("pickle", "not a file of torch.save"),
+        ("code", "weights_only=True"),
         ("remote code", "trust_remote_code: true"),
         ("unknown", "Did you mean 'llama'"),
         ("truncated", "model.safetensors' cannot be read"),
@@ -243,12 +247,13 @@ def test_invalid_folder_ends_with_one_message(
     model = {"name": "hf_causal_lm", "pretrained_model_name_or_path": str(own)}
     file = write(tmp_path, model | {"init_device": init_device})
     for name in ("fit", "check"):
-        if name == "check" and kind in ("other shapes", "truncated"):
+        if name == "check" and kind in ("code", "other shapes", "truncated"):
             continue  # the weights are not read
         assert main([name, str(file)]) == 2
         captured = capsys.readouterr()
         assert message in " ".join((captured.out + captured.err).split())
         assert "Traceback" not in captured.err
+        assert "trust the source" not in captured.err  # of torch
 
 
 def test_a_checkpoint_without_weights_ends_with_one_message(

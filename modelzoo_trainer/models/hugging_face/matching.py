@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
@@ -33,6 +34,8 @@ def check_files(folder: Path) -> None:
             _open(path)
         except Exception as error:  # of several classes
             reason = str(error).strip().splitlines()[0]
+            if isinstance(error, UnpicklingError):  # torch advises to load it all the same
+                reason = "torch.load refuses it with weights_only=True"
             raise ConfigError(
                 f"{FOLDER_KEY}: {str(path)!r} cannot be read ({reason}). Save or download the "
                 f"folder again; a file of torch.save may have tensors only."
