@@ -148,7 +148,7 @@ def _own_dtype(request: Request) -> torch.dtype | None:
 def _open_ours(request: Request) -> tuple[Path, LazyWeights]:
     path = Path(request.source)
     path = path.resolve() if path.is_dir() else path  # latest is a link
-    if (path / "config.json").is_file():
+    if (path / CONFIG_FILE).is_file():
         raise ConfigError(
             f"{request.source!r} is a folder of Hugging Face, not a checkpoint of this trainer. "
             f"Pass --from hf."
@@ -252,7 +252,7 @@ def _read_hugging_face(request: Request) -> _Weights:
         name=found.family.model_name,
         model_class=found.family.model_class,
         arguments=found.arguments,
-        where=str(folder / "config.json"),
+        where=str(folder / CONFIG_FILE),
     )
     return _Weights(source=found.plan, model=model, path=folder, plan=found.plan)
 
@@ -314,7 +314,7 @@ def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, Plan]
         tokenizer_where=where,
         shard_bytes=request.shard_bytes,
     )
-    what = f"{export.config['architectures'][0]}"
+    what: str = export.config["architectures"][0]
     return f"{what}, scales multiplied into its weights" if export.factors else what, export.plan
 
 

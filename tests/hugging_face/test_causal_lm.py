@@ -14,17 +14,12 @@ from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
 from tests.hugging_face.hf_cases import SIZES, config_of, documents, language_batch, packed
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_folder")]
 
 
 def make(model_type: str = "llama", **options: Any) -> HfCausalLm:
     torch.manual_seed(0)
     return HfCausalLm(config=config_of(model_type), **options).eval()
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # of runs without model_dir
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from tests.hugging_face.hf_cases import config_of, language_batch
 
 pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("peft", reason="needs peft")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_folder")]
 
 ADAPTERS: dict[str, Any] = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
 LLAMA = config_of("llama")
@@ -54,19 +54,6 @@ def train(*callbacks: Any, backend: Any = None, **options: Any) -> tuple[list[fl
     trainer.fit([language_batch()] * 3)
     model: Any = trainer.model
     return losses.found, model
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # of runs without model_dir
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(3)
-    HfCausalLm(config=LLAMA).save_pretrained(path)
-    return path
 
 
 @pytest.mark.parametrize(

@@ -18,24 +18,11 @@ from modelzoo_trainer.models.hugging_face.model import HfModel
 from tests.hugging_face.hf_cases import config_of, language_batch
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_folder")]
 
 LLAMA = config_of("llama")
 BERT: dict[str, Any] = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1}
 BERT |= {"num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 100}
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # of runs without model_dir
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(3)
-    HfCausalLm(config=LLAMA).save_pretrained(path)
-    return path
 
 
 def start(model: Module, ckpt_path: Path) -> Any:

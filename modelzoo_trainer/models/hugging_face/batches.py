@@ -71,13 +71,18 @@ def check_tokens(model: Module, ids: Any) -> None:
         )
 
 
+def is_planned(tensor: Any) -> bool:
+    """Return whether a tensor is that of a plan, which has a shape, but no values."""
+    return torch._guards.detect_fake_mode([tensor]) is not None
+
+
 def _check_classes(config: Any, labels: Any) -> None:
     """Check that integers as labels are classes of the model."""
     num = config.num_labels
     is_class = isinstance(labels, Tensor) and not labels.is_floating_point() and num > 1
     if not is_class or getattr(config, "problem_type", None) in FLOAT_LABELS:
         return
-    if torch._guards.detect_fake_mode([labels]) is None and largest(labels) >= num:
+    if not is_planned(labels) and largest(labels) >= num:
         raise ConfigError(
             f"The first batch has the label {largest(labels)}, but num_labels is {num} (0 to "
             f"{num - 1}). Set num_labels in config or config_overrides, or correct the labels."
@@ -93,9 +98,8 @@ def _are_next_tokens(ids: Any, labels: Any, mask: Any) -> bool:
 
 
 def _has_values(ids: Any) -> TypeGuard[Tensor]:
-    """Return whether these are tokens, and not those of a plan, which have no values."""
-    is_plan = torch._guards.detect_fake_mode([ids]) is not None
-    return isinstance(ids, Tensor) and ids.dim() == 2 and not is_plan
+    """Return whether these are tokens with values."""
+    return isinstance(ids, Tensor) and ids.dim() == 2 and not is_planned(ids)
 
 
 def _check_padding(config: Any, ids: Tensor, mask: Any) -> None:

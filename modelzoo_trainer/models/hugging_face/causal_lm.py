@@ -25,7 +25,7 @@ from modelzoo_trainer.models.hugging_face.attention import (
     refuse_packing,
     spans_of_positions,
 )
-from modelzoo_trainer.models.hugging_face.batches import check_tokens
+from modelzoo_trainer.models.hugging_face.batches import check_tokens, is_planned
 from modelzoo_trainer.models.hugging_face.building import CAUSAL, check_settings
 from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
@@ -199,7 +199,7 @@ class HfCausalLm(TransformersModel):
         ids, labels = batch.get("input_ids"), batch.get("labels")
         if ids is None or labels is None or ids.shape != labels.shape:
             return
-        if torch._guards.detect_fake_mode([ids]) is not None:  # a plan: there are no values
+        if is_planned(ids):
             return
         check_tokens(self.model, ids)
         if self.shift_labels:
