@@ -113,7 +113,7 @@ class Store:
 
         Args:
             name: Its name.
-            source: A file, bytes, or a function that returns the pieces anew for each attempt.
+            source: A file, bytes, or a function that returns all pieces again for each attempt.
             size_bytes: Expected size of these pieces, for the size of the parts.
             xxh3_128: Checksum of the content; nothing is visible if it differs.
 
