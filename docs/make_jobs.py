@@ -11,12 +11,23 @@ from typing import Final
 from modelzoo_trainer.launch.render import Value, read_template, render
 
 EXAMPLE: Final = {"NAME": "train", "NODES": "4", "PROCESSES": "8"}
+SLURM: Final[dict[str, Value]] = {
+    **EXAMPLE,
+    "GPUS": ["#SBATCH --gpus-per-node=8"],
+    "TIME": "24:00:00",
+    "GRACE": "300",
+    "ENVIRONMENT": "$HOME/venv",
+}
 JOBS: Final[dict[str, dict[str, Value]]] = {
     "slurm.sbatch": {
-        **EXAMPLE,
+        **SLURM,
         "CPUS": "64",
-        "TIME": "24:00:00",
-        "COMMAND": "run.py --params params.yaml --device gpu",
+        "COMMAND": "-m modelzoo_trainer fit params.yaml --device gpu",
+    },
+    "slurm_srun.sbatch": {
+        **SLURM,
+        "CPUS": "8",
+        "COMMAND": "-m modelzoo_trainer fit params.yaml --device gpu",
     },
     "kubernetes.yaml": {
         **EXAMPLE,
