@@ -1,8 +1,8 @@
 """The lock of a prefix: an object that its holder renews, written under conditions.
 
-No clocks of different machines are compared. Whoever finds the lock watches it: if it does not
-change for as long as its holder promised to renew it, by the clock of the one who waits, the holder
-has died or cannot reach the store, and the lock is taken from exactly that state.
+No clocks of different machines are compared. A process that finds the lock watches it: if it does
+not change for as long as its holder promised to renew it, by the clock of the process that waits,
+the holder has died or cannot reach the store, and the lock is taken from exactly that state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOCK_NAME: Final = ".lock"
 LEASE_S: Final = 60.0
 MAX_LEASE_S: Final = 600.0
 _RENEWALS: Final = 3  # per lease
-_LOOKS: Final = 20  # per lease, of who waits for it
+_LOOKS: Final = 20  # per lease, while waiting for it
 _LONGEST_LOOK_S: Final = 5.0
 
 
