@@ -1,0 +1,258 @@
+"""Bring a mirror up to date with its store when a run starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from modelzoo_trainer.errors import NoCheckpoint, NoSuchObject
+from modelzoo_trainer.stores.mirror import (
+    MANIFEST,
+    NUM_DIGITS,
+    SENT_HIDDEN,
+    Mirror,
+    attempt_of,
+    checkpoints_in,
+)
+from modelzoo_trainer.stores.record import Record, SentFile, deletions, write_atomically
+from modelzoo_trainer.stores.store import Listed
+
+log = logging.getLogger("modelzoo_trainer.stores")
+
+SET_ASIDE: Final = "set_aside"
+_ATTEMPT: Final = re.compile(rf"(?P<name>.+)/[0-9a-f]{{{NUM_DIGITS}}}/[^/]+")
+_NUM_THREADS: Final = 8
+_MAX_BYTES: Final = 1 << 26  # of a file that is downloaded although it may not be needed
+
+
+@dataclass(slots=True)
+class Listing:
+    """The objects of a prefix."""
+
+    checkpoints: set[str] = field(default_factory=set)
+    parts: dict[str, list[Listed]] = field(default_factory=dict)  # files of attempts, by checkpoint
+    files: dict[str, Listed] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entries: Iterable[Listed]) -> Listing:
+        """Sort the objects of a store."""
+        found = cls()
+        for entry in entries:
+            name: str = entry.name
+            folder, _, file = name.rpartition("/")
+            part = _ATTEMPT.fullmatch(name)
+            if not is_safe(name):
+                continue
+            if part is not None:
+                found.parts.setdefault(part["name"], []).append(entry)
+            elif file == MANIFEST and folder:
+                found.checkpoints.add(folder)
+            else:
+                found.files[name] = entry
+        return found
+
+
+def is_safe(name: str) -> bool:
+    """Return whether the name of an object is that of a file in the mirror, not a hidden one."""
+    parts = name.split("/")
+    return all(part and "\0" not in part and not part.startswith(".") for part in parts[:-1]) and (
+        parts[-1] in SENT_HIDDEN or (bool(parts[-1]) and not parts[-1].startswith("."))
+    )
+
+
+def pull(mirror: Mirror, *, owns: bool) -> None:
+    """Bring the folder up to date with the store.
+
+    Each checkpoint of the store becomes a folder with only its manifest, unless it is here. What
+    is here and not there is kept and will be uploaded, unless another machine has continued the
+    run in the meantime: then it is set aside, with a warning.
+
+    Args:
+        mirror: The mirror.
+        owns: Whether this process is the one that uploads; else only checkpoints are brought up to
+            date, and complete ones are kept.
+
+    Raises:
+        StoreError: If the store cannot be read.
+        OSError: If the folder cannot be written.
+    """
+    listing = Listing.of(mirror.store.list(""))
+    record = Record.read(mirror.folder)
+    listing.checkpoints -= set(deletions(mirror.folder).values())
+    news = _pull_checkpoints(mirror, listing, record)
+    for name in checkpoints_in(mirror):
+        if name in listing.checkpoints:
+            continue
+        if lacks_files(mirror.path / name) or (owns and news and name in record.checkpoints):
+            shutil.rmtree(mirror.path / name, ignore_errors=True)  # deleted by another machine
+        elif owns and news:
+            why = f"another machine has continued the run ({news[-1]} in the store is newer)"
+            _set_aside(mirror, name, why)
+    if owns:
+        kept = listing.checkpoints
+        record.checkpoints = {k: v for k, v in record.checkpoints.items() if k in kept}
+        _pull_files(mirror, listing, record)
+        record.write()
+
+
+def _pull_checkpoints(mirror: Mirror, listing: Listing, record: Record) -> list[str]:
+    """Make a folder for each checkpoint of the store; return those that were not known here."""
+    names = sorted(listing.checkpoints)
+    news = []
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        texts = pool.map(lambda name: _manifest(mirror, name), names)
+        for name, text in zip(names, texts, strict=True):
+            if text is None:  # deleted in the meantime
+                listing.checkpoints.discard(name)
+                continue
+            if record.checkpoints.get(name) != attempt_of(text):
+                if not _is_here(mirror, name, text):
+                    news.append(name)
+                record.checkpoints[name] = attempt_of(text)
+            _make_stub(mirror, name, text)
+    return news
+
+
+def _manifest(mirror: Mirror, name: str) -> bytes | None:
+    try:
+        return mirror.store.read(f"{name}/{MANIFEST}")[0]
+    except NoSuchObject:
+        return None
+
+
+def _is_here(mirror: Mirror, name: str, text: bytes) -> bool:
+    try:
+        return (mirror.path / name / MANIFEST).read_bytes() == text
+    except OSError:
+        return False
+
+
+def _make_stub(mirror: Mirror, name: str, text: bytes) -> None:
+    """Make the folder of a checkpoint that is only in the store, atomically."""
+    path = mirror.path / name
+    if _is_here(mirror, name, text):
+        return
+    if os.path.lexists(path):
+        if lacks_files(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            _set_aside(mirror, name, "the store has another checkpoint of this name")
+    fresh = mirror.folder / f"stub-{secrets.token_hex(8)}"
+    fresh.mkdir()
+    write_atomically(fresh / MANIFEST, text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        fresh.rename(path)
+    except OSError:  # another process was faster
+        shutil.rmtree(fresh, ignore_errors=True)
+        if not _is_here(mirror, name, text):
+            raise
+
+
+def lacks_files(path: Path) -> bool:
+    """Return whether files of a checkpoint are missing, so that it is (or was) in the store."""
+    from modelzoo_trainer.stores.pushing import files_of
+
+    try:
+        return any(not (path / name).exists() for name in files_of(path))
+    except (OSError, ValueError):  # no checkpoint of ours
+        return False
+
+
+def _set_aside(mirror: Mirror, name: str, why: str) -> None:
+    """Move what the store does not have out of the way of what it has."""
+    stamp = f"{time.strftime('%Y%m%d_%H%M%S')}-{secrets.token_hex(2)}"
+    place = mirror.folder / SET_ASIDE / stamp / name
+    place.parent.mkdir(parents=True)
+    (mirror.path / name).rename(place)
+    log.warning(
+        "%s was never uploaded, and %s. It was moved to %s and is not used; delete it, or pass "
+        "that path as ckpt_path.",
+        mirror.path / name,
+        why,
+        place,
+    )
+
+
+def _pull_files(mirror: Mirror, listing: Listing, record: Record) -> None:
+    """Download metrics, logs and other files that are missing here or were changed elsewhere."""
+    wanted = {
+        name: entry
+        for name, entry in listing.files.items()
+        if entry.size_bytes <= _MAX_BYTES and not _is_current(mirror, name, entry, record)
+    }
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        found = pool.map(
+            lambda name: _pull_file(mirror, name, wanted[name], record.files.get(name)), wanted
+        )
+        for name, sent in zip(wanted, found, strict=True):
+            if sent is not None:
+                record.files[name] = sent
+
+
+def _is_current(mirror: Mirror, name: str, entry: Listed, record: Record) -> bool:
+    """Return whether the store has not changed a file since it was downloaded."""
+    sent = record.files.get(name)
+    is_known = sent is not None and sent.modified == entry.modified
+    return is_known and os.path.lexists(mirror.path / name)
+
+
+def _pull_file(mirror: Mirror, name: str, entry: Listed, sent: SentFile | None) -> SentFile | None:
+    """Download a file, unless the store has what was uploaded from here."""
+    path = mirror.path / name
+    try:
+        data, _ = mirror.store.read(name)
+    except NoSuchObject:
+        return None
+    digest = xxhash.xxh3_128_hexdigest(data)
+    if sent is not None and sent.xxh3_128 == digest and path.is_file():
+        return replace(sent, modified=entry.modified)
+    if path.is_symlink() or path.is_dir():
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data)
+    return SentFile(len(data), path.stat().st_mtime_ns, digest, entry.modified)
+
+
+def fetch(mirror: Mirror, name: str) -> Path:
+    """Return the path of one checkpoint or of weights, brought here from the store.
+
+    Of a checkpoint only the manifest; its files are downloaded when they are needed.
+
+    Raises:
+        NoCheckpoint: If there is nothing of that name.
+        StoreError: If the store cannot be read.
+    """
+    text = _manifest(mirror, name)
+    if text is not None:
+        _make_stub(mirror, name, text)
+        return mirror.path / name
+    entries = [one for one in mirror.store.list(name) if is_safe(one.name)]
+    parent = name.rpartition("/")[0]
+    if not entries:
+        entries = [one for one in mirror.store.list(parent) if one.name == name]
+    elif any(_ATTEMPT.fullmatch(one.name) for one in entries):
+        raise NoCheckpoint(
+            f"{mirror.url_of(name)} is not a complete checkpoint: it has no {MANIFEST}. It is "
+            f"being uploaded, or that was interrupted. Use another checkpoint."
+        )
+    if not entries:
+        raise NoCheckpoint(f"{mirror.url_of(name)} does not exist.")
+    for entry in entries:
+        target = mirror.path / entry.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = mirror.folder / f"download-{secrets.token_hex(8)}"
+        mirror.store.download(entry.name, fresh, entry.size_bytes, None)
+        fresh.replace(target)
+    return mirror.path / name
