@@ -133,7 +133,7 @@ def open_mirror(
         ConfigError: If the folder cannot be created.
     """
     given = dict(options or {})
-    root = Path(os.path.realpath(_CACHE.expanduser() if cache_dir is None else cache_dir))
+    root = Path(os.path.realpath(Path(_CACHE if cache_dir is None else cache_dir).expanduser()))
     path = root / _folder_name(url, given)
     with _LOCK:
         known = _OPEN.get(str(path))

@@ -32,6 +32,9 @@ log = logging.getLogger("modelzoo_trainer.stores")
 
 SET_ASIDE: Final = "set_aside"
 _ATTEMPT: Final = re.compile(rf"(?P<name>.+)/[0-9a-f]{{{NUM_DIGITS}}}/[^/]+")
+IS_PART: Final = re.compile(rf"[0-9a-f]{{{NUM_DIGITS}}}/[^/]+")
+"""The name of a file of an attempt to upload a checkpoint, within that checkpoint."""
+_RUN_LOCK: Final = ".lock"  # of the folder, by the process that trains in it
 _NUM_THREADS: Final = 8
 _MAX_BYTES: Final = 1 << 26  # of a file that is downloaded although it may not be needed
 
@@ -71,7 +74,13 @@ def is_safe(name: str) -> bool:
     )
 
 
-def pull(mirror: Mirror, *, owns: bool) -> None:
+def pull(
+    mirror: Mirror,
+    *,
+    owns: bool,
+    with_files: bool = False,
+    entries: list[Listed] | None = None,
+) -> None:
     """Bring the folder up to date with the store.
 
     Each checkpoint of the store becomes a folder with only its manifest, unless it is here. What
@@ -82,12 +91,15 @@ def pull(mirror: Mirror, *, owns: bool) -> None:
         mirror: The mirror.
         owns: Whether this process is the one that uploads; else only checkpoints are brought up to
             date, and complete ones are kept.
+        with_files: Whether to download metrics and logs even if `owns` is false, unless a run of
+            this machine is writing them here.
+        entries: The objects of the store, if they have just been listed.
 
     Raises:
         StoreError: If the store cannot be read.
         OSError: If the folder cannot be written.
     """
-    listing = Listing.of(mirror.store.list(""))
+    listing = Listing.of(mirror.store.list("") if entries is None else entries)
     record = Record.read(mirror.folder)
     listing.checkpoints -= set(deletions(mirror.folder).values())
     news = _pull_checkpoints(mirror, listing, record)
@@ -99,11 +111,30 @@ def pull(mirror: Mirror, *, owns: bool) -> None:
         elif owns and news:
             why = f"another machine has continued the run ({news[-1]} in the store is newer)"
             _set_aside(mirror, name, why)
-    if owns:
+    if owns or (with_files and not _is_in_use(mirror)):
         kept = listing.checkpoints
         record.checkpoints = {k: v for k, v in record.checkpoints.items() if k in kept}
         _pull_files(mirror, listing, record)
         record.write()
+
+
+def _is_in_use(mirror: Mirror) -> bool:
+    """Return whether a run of this machine holds the lock of the local folder."""
+    import fcntl
+
+    try:
+        fd = os.open(mirror.path / _RUN_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 def _pull_checkpoints(mirror: Mirror, listing: Listing, record: Record) -> list[str]:

@@ -58,8 +58,8 @@ class Pusher:
 
     Args:
         mirror: The mirror.
-        check: Called before a checkpoint is made visible or deleted; raises a `StoreError` if this
-            run may no longer change the store.
+        check: Called before the store is changed; raises a `ConfigError` if this run may no longer
+            change it.
     """
 
     def __init__(self, mirror: Mirror, check: Callable[[], None]) -> None:
@@ -127,8 +127,7 @@ class Pusher:
             OSError: If the mirror cannot be read or written.
         """
         errors: list[StoreError] = []
-        for note, gone in deletions(self.mirror.folder).items():
-            self._try(errors, partial(self._delete, gone, note))
+        self._repeat_deletions(errors)
         tried: set[str] = set()
         while (name := self._next(tried)) is not None and not errors:
             tried.add(name)
@@ -139,6 +138,21 @@ class Pusher:
         self.record.write()
         if errors:
             raise errors[0]
+
+    def push_deletions(self) -> None:
+        """Repeat deletions only.
+
+        Raises:
+            StoreError: If the store refuses one, or does not answer.
+        """
+        errors: list[StoreError] = []
+        self._repeat_deletions(errors)
+        if errors:
+            raise errors[0]
+
+    def _repeat_deletions(self, errors: list[StoreError]) -> None:
+        for note, name in deletions(self.mirror.folder).items():
+            self._try(errors, partial(self._delete, name, note))
 
     def _next(self, tried: set[str]) -> str | None:
         """Return the newest checkpoint to upload in this round."""

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from modelzoo_trainer.errors import CheckpointError, StoreError
+from modelzoo_trainer.errors import CheckpointError, ConfigError, StoreError
 from modelzoo_trainer.stores.cache import bound
 from modelzoo_trainer.stores.mirror import Mirror
-from modelzoo_trainer.stores.pushing import Progress, Pusher
+from modelzoo_trainer.stores.pushing import Pending, Progress, Pusher
 
 log = logging.getLogger("modelzoo_trainer.stores")
 
@@ -34,7 +34,7 @@ class Uploader:
         mirror: What to upload.
         sync_s: Time between two uploads of metrics and logs.
         cache_bytes: The most that local copies of uploaded checkpoints may take.
-        check: Raises a `StoreError` if this run may no longer change the store.
+        check: Raises a `ConfigError` if this run may no longer change the store.
     """
 
     def __init__(
@@ -51,11 +51,17 @@ class Uploader:
         self._lock = threading.Lock()  # held during a round
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
+        self._is_lost = False
 
     @property
     def failure(self) -> str | None:
         """Why the last round failed; None = it did not."""
         return self._failure
+
+    @property
+    def pending(self) -> Pending:
+        """What is not in the store."""
+        return self._pusher.pending()
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
@@ -97,6 +103,10 @@ class Uploader:
             try:
                 self._pusher.push(all_files=all_files)
                 bound(self.mirror, self._pusher.record, self._cache_bytes)
+            except ConfigError as error:  # another run has taken the lock
+                self._is_lost = True
+                self._note_failure(str(error))
+                return False
             except (StoreError, OSError) as error:
                 self._note_failure(str(error))
                 return False
@@ -147,7 +157,7 @@ class Uploader:
             now = time.monotonic()
             if progress.moves != last:
                 last, moved_s = progress.moves, now
-            if now - moved_s > patience_s:
+            if self._is_lost or now - moved_s > patience_s:
                 return
             if now - said_s > _REPORT_S:
                 said_s = now
@@ -163,7 +173,7 @@ class Uploader:
 
     def report(self) -> str | None:
         """Return what is only in the mirror, why, and how to upload it; None = nothing."""
-        pending, refused = self._pusher.pending(), self._pusher.refused
+        pending, refused = self.pending, self._pusher.refused
         parts = []
         names = [*refused, *pending.checkpoints]
         if names:
