@@ -35,7 +35,6 @@ SIZE = 100_003
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PART_BYTES", 10_000)
     monkeypatch.setattr(downloads, "RANGE_BYTES", 7_000)
-    monkeypatch.setattr(store_module.time, "sleep", lambda seconds: None)
 
 
 @pytest.fixture
