@@ -120,9 +120,11 @@ def upload(folder: Path) -> list[str]:
         uploader = Uploader(mirror, sync_s=_PATIENCE_S, cache_bytes=None, check=lease.check)
         names = uploader.pending.checkpoints
         try:
-            uploader.finish(_PATIENCE_S)
+            rest = uploader.finish(_PATIENCE_S)
         finally:
             uploader.stop()
+        if rest:
+            raise CheckpointError(rest)
     finally:
         lease.release()
     return [f"{mirror.url_of(name)}: uploaded" for name in names] or [f"{mirror.url}: complete"]

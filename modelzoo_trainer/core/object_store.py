@@ -143,7 +143,10 @@ class ObjectStore(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        if not trainer.backend.caps.holds_values or not trainer.backend.comm.is_main:
+        if not self._mirrors or not trainer.backend.caps.holds_values:
+            return
+        stack.push(partial(self._finish, trainer))
+        if not trainer.backend.comm.is_main:
             return
         begun = {id(session.mirror) for session in self._sessions}
         for mirror in self._mirrors:
@@ -151,7 +154,27 @@ class ObjectStore(CoreCallback):
                 self._sessions.append(Session.begin(mirror, self.times, self.cache_bytes))
         for session in self._sessions:
             session.start()
-            stack.push(partial(_finish, session))
+
+    def _finish(
+        self,
+        trainer: Trainer,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for the uploads of a fit, in all processes: one that ends may end the others.
+
+        Raises:
+            CheckpointError: If something could not be uploaded, unless the fit has failed or was
+                interrupted; then it is logged.
+        """
+        text = " ".join(filter(None, map(Session.finish, self._sessions)))
+        if error is None:
+            text = trainer.backend.comm.broadcast_object(text)
+        if text and error is None and trainer.interrupted is None:
+            raise CheckpointError(text)
+        if text and trainer.backend.comm.is_main:
+            log.error("%s", text)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -176,21 +199,6 @@ class ObjectStore(CoreCallback):
         sessions, self._sessions = self._sessions, []
         for session in sessions:
             session.end()
-
-
-def _finish(
-    session: Session,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: TracebackType | None,
-) -> None:
-    """Wait for the uploads of a fit; an error of the fit itself must win."""
-    try:
-        session.finish()
-    except CheckpointError as late:
-        if error is None:
-            raise
-        log.error("%s", late)
 
 
 def _pull_only(mirror: Mirror) -> None:

@@ -14,6 +14,7 @@ any file but its manifest; `reading.complete` downloads them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -34,6 +35,9 @@ SENT_HIDDEN: Final = frozenset({".finished.json"})  # hidden, but part of a run
 _BINDING: Final = "binding.json"
 _CACHE: Final = Path("~/.cache/modelzoo_trainer/stores")
 NUM_DIGITS: Final = 16
+
+ATTEMPT: Final = re.compile(rf"(?P<name>.+)/(?P<attempt>[0-9a-f]{{{NUM_DIGITS}}})/[^/]+")
+"""The name of a file of an attempt to upload a checkpoint."""
 
 _OPEN: Final[dict[str, Mirror]] = {}
 _LOCK: Final = threading.Lock()
@@ -140,7 +144,10 @@ def open_mirror(
         if known is not None and known.options == given and path.is_dir():
             return known
         try:
-            (path / FOLDER).mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.stat().st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "it belongs to another user")
+            (path / FOLDER).mkdir(exist_ok=True)
             binding = json.dumps({"url": str(url), "options": given}).encode()
             write_atomically(path / FOLDER / _BINDING, binding)
         except OSError as error:

@@ -18,6 +18,7 @@ import xxhash
 
 from modelzoo_trainer.errors import NoCheckpoint, NoSuchObject
 from modelzoo_trainer.stores.mirror import (
+    ATTEMPT,
     MANIFEST,
     NUM_DIGITS,
     SENT_HIDDEN,
@@ -31,7 +32,6 @@ from modelzoo_trainer.stores.store import Listed
 log = logging.getLogger("modelzoo_trainer.stores")
 
 SET_ASIDE: Final = "set_aside"
-_ATTEMPT: Final = re.compile(rf"(?P<name>.+)/[0-9a-f]{{{NUM_DIGITS}}}/[^/]+")
 IS_PART: Final = re.compile(rf"[0-9a-f]{{{NUM_DIGITS}}}/[^/]+")
 """The name of a file of an attempt to upload a checkpoint, within that checkpoint."""
 _RUN_LOCK: Final = ".lock"  # of the folder, by the process that trains in it
@@ -44,6 +44,7 @@ class Listing:
     """The objects of a prefix."""
 
     checkpoints: set[str] = field(default_factory=set)
+    written: dict[str, float] = field(default_factory=dict)
     parts: dict[str, list[Listed]] = field(default_factory=dict)  # files of attempts, by checkpoint
     files: dict[str, Listed] = field(default_factory=dict)
 
@@ -54,13 +55,14 @@ class Listing:
         for entry in entries:
             name: str = entry.name
             folder, _, file = name.rpartition("/")
-            part = _ATTEMPT.fullmatch(name)
+            part = ATTEMPT.fullmatch(name)
             if not is_safe(name):
                 continue
             if part is not None:
                 found.parts.setdefault(part["name"], []).append(entry)
             elif file == MANIFEST and folder:
                 found.checkpoints.add(folder)
+                found.written[folder] = entry.modified
             else:
                 found.files[name] = entry
         return found
@@ -101,21 +103,40 @@ def pull(
     """
     listing = Listing.of(mirror.store.list("") if entries is None else entries)
     record = Record.read(mirror.folder)
-    listing.checkpoints -= set(deletions(mirror.folder).values())
-    news = _pull_checkpoints(mirror, listing, record)
+    is_busy = not owns and _is_in_use(mirror)
+    gone = {(one.name, one.attempt) for one in deletions(mirror.folder)}
+    was_filled = bool(record.checkpoints)
+    news = _pull_checkpoints(mirror, listing, record, gone, owns=owns)
+    is_emptied = was_filled and not listing.checkpoints
     for name in checkpoints_in(mirror):
-        if name in listing.checkpoints:
-            continue
-        if lacks_files(mirror.path / name) or (owns and news and name in record.checkpoints):
-            shutil.rmtree(mirror.path / name, ignore_errors=True)  # deleted by another machine
-        elif owns and news:
-            why = f"another machine has continued the run ({news[-1]} in the store is newer)"
-            _set_aside(mirror, name, why)
-    if owns or (with_files and not _is_in_use(mirror)):
+        if name not in listing.checkpoints and not is_busy:
+            _keep_or_remove(mirror, name, record, news, owns=owns, is_emptied=is_emptied)
+    if owns or (with_files and not is_busy):
         kept = listing.checkpoints
         record.checkpoints = {k: v for k, v in record.checkpoints.items() if k in kept}
         _pull_files(mirror, listing, record)
         record.write()
+
+
+def _keep_or_remove(
+    mirror: Mirror, name: str, record: Record, news: list[str], *, owns: bool, is_emptied: bool
+) -> None:
+    """Decide what becomes of a checkpoint that is here but not in the listing of the store."""
+    if lacks_files(mirror.path / name):
+        shutil.rmtree(mirror.path / name, ignore_errors=True)  # deleted elsewhere
+        return
+    if not owns or is_emptied:
+        return  # a store that lost everything is filled again
+    was_there = name in record.checkpoints
+    if was_there and _manifest(mirror, name) is not None:
+        return  # a listing that lags
+    if was_there and news:
+        shutil.rmtree(mirror.path / name, ignore_errors=True)  # by the machine that went on
+    elif was_there:
+        _set_aside(mirror, name, "was deleted from the store")
+    elif news:
+        why = f"was never uploaded, and another machine has continued the run ({news[-1]})"
+        _set_aside(mirror, name, why)
 
 
 def _is_in_use(mirror: Mirror) -> bool:
@@ -137,8 +158,13 @@ def _is_in_use(mirror: Mirror) -> bool:
     return False
 
 
-def _pull_checkpoints(mirror: Mirror, listing: Listing, record: Record) -> list[str]:
-    """Make a folder for each checkpoint of the store; return those that were not known here."""
+def _pull_checkpoints(
+    mirror: Mirror, listing: Listing, record: Record, gone: set[tuple[str, str]], *, owns: bool
+) -> list[str]:
+    """Make a folder for each checkpoint of the store; return those that were not known here.
+
+    `gone`: names and attempts of those that were deleted here.
+    """
     names = sorted(listing.checkpoints)
     news = []
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
@@ -147,11 +173,14 @@ def _pull_checkpoints(mirror: Mirror, listing: Listing, record: Record) -> list[
             if text is None:  # deleted in the meantime
                 listing.checkpoints.discard(name)
                 continue
+            if (name, attempt_of(text)) in gone:
+                record.checkpoints[name] = attempt_of(text)
+                continue
             if record.checkpoints.get(name) != attempt_of(text):
                 if not _is_here(mirror, name, text):
                     news.append(name)
                 record.checkpoints[name] = attempt_of(text)
-            _make_stub(mirror, name, text)
+            _make_stub(mirror, name, text, owns=owns, written=listing.written.get(name))
     return news
 
 
@@ -169,7 +198,9 @@ def _is_here(mirror: Mirror, name: str, text: bytes) -> bool:
         return False
 
 
-def _make_stub(mirror: Mirror, name: str, text: bytes) -> None:
+def _make_stub(
+    mirror: Mirror, name: str, text: bytes, *, owns: bool, written: float | None = None
+) -> None:
     """Make the folder of a checkpoint that is only in the store, atomically."""
     path = mirror.path / name
     if _is_here(mirror, name, text):
@@ -177,11 +208,15 @@ def _make_stub(mirror: Mirror, name: str, text: bytes) -> None:
     if os.path.lexists(path):
         if lacks_files(path):
             shutil.rmtree(path, ignore_errors=True)
+        elif not owns:
+            return  # of a run of this machine
         else:
-            _set_aside(mirror, name, "the store has another checkpoint of this name")
+            _set_aside(mirror, name, "was never uploaded; the store has another of this name")
     fresh = mirror.folder / f"stub-{secrets.token_hex(8)}"
     fresh.mkdir()
     write_atomically(fresh / MANIFEST, text)
+    if written is not None:
+        os.utime(fresh / MANIFEST, (written, written))
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         fresh.rename(path)
@@ -208,8 +243,7 @@ def _set_aside(mirror: Mirror, name: str, why: str) -> None:
     place.parent.mkdir(parents=True)
     (mirror.path / name).rename(place)
     log.warning(
-        "%s was never uploaded, and %s. It was moved to %s and is not used; delete it, or pass "
-        "that path as ckpt_path.",
+        "%s %s. It was moved to %s and is not used; delete it there if you do not need it.",
         mirror.path / name,
         why,
         place,
@@ -251,6 +285,9 @@ def _pull_file(mirror: Mirror, name: str, entry: Listed, sent: SentFile | None) 
         return replace(sent, modified=entry.modified)
     if path.is_symlink() or path.is_dir():
         return None
+    own = path.read_bytes() if path.is_file() else data
+    if own != data and (sent is None or xxhash.xxh3_128_hexdigest(own) != sent.xxh3_128):
+        _set_aside(mirror, name, "differs from that of the store, which is used")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
     return SentFile(len(data), path.stat().st_mtime_ns, digest, entry.modified)
@@ -267,13 +304,13 @@ def fetch(mirror: Mirror, name: str) -> Path:
     """
     text = _manifest(mirror, name)
     if text is not None:
-        _make_stub(mirror, name, text)
+        _make_stub(mirror, name, text, owns=False)
         return mirror.path / name
     entries = [one for one in mirror.store.list(name) if is_safe(one.name)]
     parent = name.rpartition("/")[0]
     if not entries:
         entries = [one for one in mirror.store.list(parent) if one.name == name]
-    elif any(_ATTEMPT.fullmatch(one.name) for one in entries):
+    elif any(ATTEMPT.fullmatch(one.name) for one in entries):
         raise NoCheckpoint(
             f"{mirror.url_of(name)} is not a complete checkpoint: it has no {MANIFEST}. It is "
             f"being uploaded, or that was interrupted. Use another checkpoint."

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
+import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,20 +19,22 @@ from typing import Any, Final
 
 import xxhash
 
-from modelzoo_trainer.errors import DamagedObject, StoreError
+from modelzoo_trainer.errors import DamagedObject, NoSuchObject, StoreError
 from modelzoo_trainer.stores.mirror import (
+    ATTEMPT,
     MANIFEST,
     Mirror,
     attempt_of,
     checkpoints_in,
     plain_files_in,
 )
-from modelzoo_trainer.stores.record import Record, SentFile, deletions
+from modelzoo_trainer.stores.record import Deletion, Record, SentFile, deletions
 
 log = logging.getLogger("modelzoo_trainer.stores")
 
 _NUM_FILES: Final = 2  # of a checkpoint at a time; each is sent in parallel parts
 _PIECE: Final = 1 << 22
+_OLD_S: Final = 3600.0  # longer than a lease: of an upload that has ended
 _SHARE: Final = 0.1  # of the time that one file of metrics may take to upload
 
 
@@ -47,10 +54,9 @@ class Pending:
 
     checkpoints: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
-    deletions: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.checkpoints or self.files or self.deletions)
+        return bool(self.checkpoints or self.files)
 
 
 class Pusher:
@@ -70,6 +76,7 @@ class Pusher:
         self._sent: set[str] = set()  # objects of attempts, by this process
         self._refused: dict[str, str] = {}  # checkpoints that cannot be uploaded, and why
         self._seen: set[str] = set()
+        self._unreadable: set[str] = set()
         self._next_s: dict[str, float] = {}
 
     # ---- what is to be done
@@ -85,9 +92,11 @@ class Pusher:
         files = [
             name
             for name in plain_files_in(self.mirror)
-            if self._is_changed(name) and (all_files or self._next_s.get(name, 0.0) <= now)
+            if name not in self._unreadable
+            and self._is_changed(name)
+            and (all_files or self._next_s.get(name, 0.0) <= now)
         ]
-        return Pending(names, files, list(deletions(self.mirror.folder).values()))
+        return Pending(names, files)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -127,38 +136,69 @@ class Pusher:
             OSError: If the mirror cannot be read or written.
         """
         errors: list[StoreError] = []
-        self._repeat_deletions(errors)
         tried: set[str] = set()
         while (name := self._next(tried)) is not None and not errors:
             tried.add(name)
             self._try(errors, partial(self._push_checkpoint, name))
-        for file in self.pending(all_files=all_files).files:
-            self._try(errors, partial(self._push_file, file))
+        self._try(errors, partial(self._push_files, all_files=all_files))
+        self._repeat_deletions(errors)
         self._delete_files(errors)
         self.record.write()
         if errors:
             raise errors[0]
 
     def push_deletions(self) -> None:
-        """Repeat deletions only.
+        """Delete in the store what was deleted here, and nothing else.
 
         Raises:
             StoreError: If the store refuses one, or does not answer.
         """
         errors: list[StoreError] = []
-        self._repeat_deletions(errors)
+        self._repeat_deletions(errors, is_asked=True)
         if errors:
             raise errors[0]
 
-    def _repeat_deletions(self, errors: list[StoreError]) -> None:
-        for note, name in deletions(self.mirror.folder).items():
-            self._try(errors, partial(self._delete, name, note))
+    def _repeat_deletions(self, errors: list[StoreError], *, is_asked: bool = False) -> None:
+        """Delete what was deleted here, once a newer one of its kind is in the store.
+
+        A store that is slower than checkpoints are written and deleted would never have any.
+        `is_asked`: by a user, so at once.
+        """
+        gone = deletions(self.mirror.folder)
+        here = set(checkpoints_in(self.mirror))
+        attempts = {(one.name, one.attempt) for one in gone}
+        kept = [it for it in self.record.checkpoints.items() if it not in attempts]
+        there = {_kind(name) for name, _ in kept if name in here}
+        waiting = {_kind(name) for name in [*self.pending().checkpoints, *self.refused]}
+        for one in gone:
+            kind = _kind(one.name)
+            if is_asked or kind in there or kind not in waiting:
+                self._try(errors, partial(self._delete, one))
+
+    def sweep(self) -> None:
+        """Delete what interrupted uploads have left, if it is old by the clock of the store.
+
+        Raises:
+            StoreError: If the store cannot be read, or refuses that.
+        """
+        entries = self.mirror.store.list("")
+        now = max((entry.modified for entry in entries), default=0.0)
+        old = [
+            entry.name
+            for entry in entries
+            if (part := ATTEMPT.fullmatch(entry.name)) is not None
+            and self.record.checkpoints.get(part["name"]) != part["attempt"]
+            and entry.modified < now - _OLD_S
+        ]
+        if old:
+            self._check()
+            self.mirror.store.delete(old)
+            log.info("Deleted %d files of interrupted uploads to %s.", len(old), self.mirror.url)
 
     def _next(self, tried: set[str]) -> str | None:
         """Return the newest checkpoint to upload in this round."""
-        pending = self.pending()
-        waiting = tried.union(pending.deletions)  # a new one of a name that is to be deleted first
-        return next((name for name in pending.checkpoints if name not in waiting), None)
+        names = self.pending().checkpoints
+        return next((name for name in names if name not in tried), None)
 
     def _try(self, errors: list[StoreError], act: Callable[[], None]) -> None:
         if errors and errors[-1].is_temporary:
@@ -168,46 +208,43 @@ class Pusher:
         except StoreError as error:
             errors.append(error)
 
-    def _delete(self, name: str, note: Path) -> None:
+    def _delete(self, gone: Deletion) -> None:
         """Delete a checkpoint: first its manifest, so that it never seems complete."""
         self._check()
-        store = self.mirror.store
-        store.delete([f"{name}/{MANIFEST}"])
-        store.delete(one.name for one in store.list(name))
-        self.record.checkpoints.pop(name, None)
-        self._refused.pop(name, None)
-        self._sent = {one for one in self._sent if not one.startswith(f"{name}/")}
-        self.record.write()
-        note.unlink(missing_ok=True)
+        store, name = self.mirror.store, gone.name
+        with suppress(NoSuchObject):
+            if attempt_of(store.read(f"{name}/{MANIFEST}")[0]) == gone.attempt:
+                store.delete([f"{name}/{MANIFEST}"])
+        store.delete(one.name for one in store.list(f"{name}/{gone.attempt}"))
+        if self.record.checkpoints.get(name) == gone.attempt:
+            del self.record.checkpoints[name]
+            self.record.write()
+        self._sent = {one for one in self._sent if not one.startswith(f"{name}/{gone.attempt}/")}
+        gone.note.unlink(missing_ok=True)
+        self.progress.moves += 1
         log.debug("Deleted %s.", self.mirror.url_of(name))
 
     def _push_checkpoint(self, name: str) -> None:
-        path, begin = self.mirror.path / name, time.perf_counter()
+        """Upload a checkpoint as it is now, even if it is deleted here meanwhile."""
+        begin = time.perf_counter()
         try:
-            text = (path / MANIFEST).read_bytes()
-            files = files_of(path)
-            num_bytes = sum(files[file]["size_bytes"] for file in files)
-            self.progress.name, self.progress.num_sent = name, 0
-            self.progress.num_bytes = num_bytes
-            attempt = attempt_of(text)
-            with ThreadPoolExecutor(_NUM_FILES, thread_name_prefix="upload") as pool:
-                jobs = [
-                    pool.submit(self._send, f"{name}/{attempt}/{file}", path / file, files[file])
-                    for file in sorted(files)
-                ]
-                for job in jobs:
-                    job.result()
+            with _links(self.mirror, name) as path:
+                text = (path / MANIFEST).read_bytes()
+                attempt = attempt_of(text)
+                num_bytes = self._send_all(path, f"{name}/{attempt}")
         except DamagedObject as error:
             self._refuse(name, str(error))
             return
         except StoreError:
             raise
-        except FileNotFoundError:  # deleted in the meantime
+        except FileNotFoundError:  # deleted before it began
             return
         finally:
             self.progress.name = ""
-        if name in deletions(self.mirror.folder).values():
-            return
+        self._push_files()  # a resumed run continues the metrics of its checkpoint
+        for gone in deletions(self.mirror.folder):
+            if gone.name == name and gone.attempt != attempt:  # an earlier one of this name
+                self._delete(gone)
         self._check()
         if not self.mirror.store.create(f"{name}/{MANIFEST}", text):
             self._refuse(name, "the store has another checkpoint of this name")
@@ -221,6 +258,25 @@ class Pusher:
             num_bytes / 1e6,
             time.perf_counter() - begin,
         )
+
+    def _send_all(self, path: Path, target: str) -> int:
+        """Upload the files of a checkpoint and return their size."""
+        files = files_of(path)
+        progress = self.progress
+        progress.name, progress.num_sent = path.name, 0
+        progress.num_bytes = sum(record["size_bytes"] for record in files.values())
+        with ThreadPoolExecutor(_NUM_FILES, thread_name_prefix="upload") as pool:
+            jobs = [
+                pool.submit(self._send, f"{target}/{file}", path / file, record)
+                for file, record in sorted(files.items())
+            ]
+            for job in jobs:
+                job.result()
+        return progress.num_bytes
+
+    def _push_files(self, *, all_files: bool = True) -> None:
+        for name in self.pending(all_files=all_files).files:
+            self._push_file(name)
 
     def _send(self, name: str, file: Path, record: dict[str, Any]) -> None:
         """Upload a file of a checkpoint, unless this process has done so."""
@@ -277,6 +333,11 @@ class Pusher:
             raise
         except FileNotFoundError:  # deleted in the meantime
             return
+        except OSError as error:
+            if name not in self._unreadable:
+                log.warning("%s cannot be uploaded: %s.", path, error.strerror or error)
+            self._unreadable.add(name)
+            return
         sent = SentFile(status.st_size, status.st_mtime_ns, digest.hexdigest())
         self.record.files[name] = sent
         self._seen.add(name)
@@ -293,6 +354,36 @@ class Pusher:
             for name in gone:
                 self._seen.discard(name)
                 self.record.files.pop(name, None)
+
+
+@contextmanager
+def _links(mirror: Mirror, name: str) -> Iterator[Path]:
+    """Yield a folder with links to the files of a checkpoint, which stay if it is deleted.
+
+    On a disk without hard links, the checkpoint itself.
+
+    Raises:
+        FileNotFoundError: If it is no longer there.
+    """
+    path, folder = mirror.path / name, mirror.folder / f"upload-{secrets.token_hex(8)}"
+    place = folder / path.name
+    place.mkdir(parents=True)
+    try:
+        try:
+            for entry in list(path.iterdir()):
+                os.link(entry, place / entry.name, follow_symlinks=False)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            place = path
+        yield place
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kind(name: str) -> str:
+    """Return what checkpoints that are written and deleted together have in common."""
+    return re.sub(r"\d+", "", name)
 
 
 def files_of(path: Path) -> dict[str, dict[str, Any]]:

@@ -60,7 +60,16 @@ class Record:
         write_atomically(self.folder / _RECORD, json.dumps(raw).encode())
 
 
-def note_deleted(folder: Path, name: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A checkpoint that was deleted here and is to be deleted from the store."""
+
+    name: str
+    attempt: str  # another checkpoint of this name stays
+    note: Path  # the file that notes it
+
+
+def note_deleted(folder: Path, name: str, attempt: str) -> None:
     """Note that a checkpoint is to be deleted from the store, durably.
 
     Raises:
@@ -68,16 +77,22 @@ def note_deleted(folder: Path, name: str) -> None:
     """
     place = folder / _DELETED
     place.mkdir(parents=True, exist_ok=True)
-    write_atomically(place / f"{quote(name, safe='')}.{secrets.token_hex(8)}", b"")
+    file = f"{quote(name, safe='')}.{attempt}.{secrets.token_hex(4)}"
+    write_atomically(place / file, b"")
 
 
-def deletions(folder: Path) -> dict[Path, str]:
-    """Return the checkpoints to delete from the store, by the file that notes each."""
+def deletions(folder: Path) -> list[Deletion]:
+    """Return the checkpoints to delete from the store."""
     try:
         paths = sorted((folder / _DELETED).iterdir())
     except OSError:
-        return {}
-    return {path: unquote(path.stem) for path in paths if not path.name.startswith(".")}
+        return []
+    found = []
+    for path in paths:
+        quoted, attempt, *_ = [*path.name.rsplit(".", 2), "", ""]
+        if quoted and not path.name.startswith("."):
+            found.append(Deletion(unquote(quoted), attempt, path))
+    return found
 
 
 def write_atomically(path: Path, content: bytes) -> None:

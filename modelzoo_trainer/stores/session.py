@@ -97,14 +97,10 @@ class Session:
         if self.uploader is not None and self._pid == os.getpid():
             self.uploader.ask()
 
-    def finish(self) -> None:
-        """Wait until everything is in the store.
-
-        Raises:
-            CheckpointError: If that is not possible; with what is where.
-        """
+    def finish(self) -> str | None:
+        """Wait until everything is in the store; return what is not, and why."""
         assert self.uploader is not None
-        self.uploader.finish(self.times.wait_s)
+        return self.uploader.finish(self.times.wait_s)
 
     def end(self) -> None:
         """Upload what is left, and release the lock when no trainer uses it. Logs failures."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from modelzoo_trainer.errors import CheckpointError, ConfigError, StoreError
+from modelzoo_trainer.errors import ConfigError, StoreError
 from modelzoo_trainer.stores.cache import bound
 from modelzoo_trainer.stores.mirror import Mirror
 from modelzoo_trainer.stores.pushing import Pending, Progress, Pusher
@@ -52,6 +52,7 @@ class Uploader:
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._is_lost = False
+        self._has_swept = False
 
     @property
     def failure(self) -> str | None:
@@ -103,6 +104,9 @@ class Uploader:
             try:
                 self._pusher.push(all_files=all_files)
                 bound(self.mirror, self._pusher.record, self._cache_bytes)
+                if not self._has_swept:
+                    self._pusher.sweep()
+                self._has_swept = True
             except ConfigError as error:  # another run has taken the lock
                 self._is_lost = True
                 self._note_failure(str(error))
@@ -128,13 +132,10 @@ class Uploader:
             )
         self._failure = why
 
-    def finish(self, patience_s: float) -> None:
-        """Wait until everything is in the store.
+    def finish(self, patience_s: float) -> str | None:
+        """Wait until everything is in the store; return what is not, and why.
 
         `patience_s`: how long it may take without any progress.
-
-        Raises:
-            CheckpointError: If something could not be uploaded.
         """
         self._is_complete.clear()
         self._is_finishing = True
@@ -147,8 +148,7 @@ class Uploader:
             raise
         finally:
             self._is_finishing = False
-        if text := self.report():
-            raise CheckpointError(text)
+        return self.report()
 
     def _wait(self, patience_s: float) -> None:
         progress, said_s = self._pusher.progress, time.monotonic()

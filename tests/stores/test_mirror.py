@@ -110,9 +110,118 @@ def test_deleted_name_is_used_again(machine: Machine) -> None:
     checkpointing.delete(one.path / "checkpoint_4")
     save(one, 4, seed=7)
     push(one)
-    push(one)
     pull(other, owns=True)
     assert checkpointing.load(other.path / "checkpoint_4")["seed"] == 7
+
+
+def test_replacement_waits_for_nothing_else(machine: Machine) -> None:
+    """The only checkpoint of its kind is deleted and saved again, as after a rollback."""
+    one, other = machine("one"), machine("other")
+    save(one, 4)
+    push(one)
+    checkpointing.delete(one.path / "checkpoint_4")
+    save(one, 4, seed=7)
+    assert push(one).refused == {}
+    assert checkpointing.load(fetch(other, "checkpoint_4"))["seed"] == 7
+    assert len({each.name.split("/")[1] for each in one.store.list("checkpoint_4")}) == 2
+
+
+def test_store_keeps_an_old_checkpoint_until_it_has_a_newer_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints are written and deleted faster than the store takes them."""
+    one, other = machine("one"), machine("other")
+    pusher = Pusher(one, lambda: None)
+    put, num = type(one.store).put, 4
+
+    def slowly(store: object, name: str, *args: object, **options: object) -> None:
+        nonlocal num
+        if name.startswith(f"checkpoint_{num}/") and name.endswith("state.json") and num < 8:
+            checkpointing.delete(one.path / f"checkpoint_{num}")
+            num += 1
+            save(one, num)
+        put(store, name, *args, **options)  # type: ignore[arg-type]
+
+    save(one, 4)
+    created = []
+    create = type(one.store).create
+
+    def note(store: object, name: str, data: bytes) -> bool:
+        created.append(name)
+        return create(store, name, data)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(one.store), "put", slowly)
+    monkeypatch.setattr(type(one.store), "create", note)
+    pusher.push()
+    assert created == [f"checkpoint_{step}/manifest.json" for step in range(4, 9)]
+    pull(other, owns=True)
+    [found] = checkpointing.list_checkpoints(other.path)
+    assert checkpointing.load(found.path)["global_step"] == found.step == 8
+
+
+def test_deletion_in_the_store_by_hand_is_not_undone(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = machine("one")
+    for step in (4, 5, 6):
+        save(one, step)
+    push(one)
+    for step in (5, 6):
+        one.store.delete(each.name for each in one.store.list(f"checkpoint_{step}"))
+    pull(one, owns=True)
+    assert not Pusher(one, lambda: None).pending()
+    assert [info.step for info in checkpointing.list_checkpoints(one.path)] == [4]
+    assert "was deleted from the store" in caplog.text
+
+
+def test_damaged_local_copy_is_not_uploaded(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = machine("one")
+    save(one, 4)
+    push(one)
+    path = save(one, 5)
+    file = next(path.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    checkpointing.delete(one.path / "checkpoint_4")
+    pusher = push(one)
+    assert list(pusher.refused) == ["checkpoint_5"]
+    assert "checksum" in caplog.text
+    assert one.store.read("checkpoint_4/manifest.json")  # there is no newer one
+
+
+def test_old_leftovers_of_uploads_are_removed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = machine("one")
+    save(one, 4)
+    push(one)
+    one.store.put(f"checkpoint_3/{'a' * 16}/state.json", b"1")
+    Pusher(one, lambda: None).sweep()
+    assert one.store.list("checkpoint_3")
+    monkeypatch.setattr("modelzoo_trainer.stores.pushing._OLD_S", -1.0)
+    Pusher(one, lambda: None).sweep()
+    assert not one.store.list("checkpoint_3")
+    assert len(one.store.list("checkpoint_4")) == 3
+
+
+def test_metrics_of_the_store_win(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = machine("one"), machine("other")
+    (one.path / "metrics.jsonl").write_text("1\n")
+    push(one)
+    with (one.path / "metrics.jsonl").open("a") as file:
+        file.write("2 of a run that was killed\n")
+    pull(other, owns=True)
+    with (other.path / "metrics.jsonl").open("a") as file:
+        file.write("2\n")
+    push(other)
+    pull(one, owns=True)
+    assert (one.path / "metrics.jsonl").read_text() == "1\n2\n"
+    [aside] = one.folder.glob("set_aside/*/metrics.jsonl")
+    assert "killed" in aside.read_text()
+    assert str(aside) in caplog.text
 
 
 def test_damage_in_the_store_is_noticed(machine: Machine) -> None:
