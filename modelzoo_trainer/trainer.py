@@ -223,7 +223,7 @@ class Trainer(InterceptableMethods):
             on_stop=self.early_exit.request_stop,
         )
         self._bind_core()
-        self.object_store.bind(self, model_dir)
+        self.model_dir = self.object_store.bind(self.checkpoint, model_dir)
         self.metric_log = MetricLog(self, self.logging)
         self.interceptors = Interceptors(self, core.values(), pairs)
         self.val_iterator: EpochIterator | None = None

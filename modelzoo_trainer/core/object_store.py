@@ -24,6 +24,7 @@ from modelzoo_trainer.stores.session import Session, Times
 from modelzoo_trainer.stores.urls import StoreUrl, is_url, parse_url
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.core.checkpoint import Checkpoint
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.stores")
@@ -78,25 +79,25 @@ class ObjectStore(CoreCallback):
         """Return the local folder of a URL; anything else unchanged. Does not use the network."""
         return resolve(given, setting, cache_dir=self.cache_dir, options=self.options)
 
-    def bind(self, trainer: Trainer, model_dir: Any) -> None:
-        """Set the folders of a trainer. Does not use the network.
+    def bind(self, checkpoint: Checkpoint, model_dir: Any) -> Path:
+        """Return the folder of a trainer, and tell its checkpoints theirs. Uses no network.
 
         Raises:
             ConfigError: If one cannot be a folder.
         """
         given = folder_of("model_dir", self.local(model_dir, "model_dir"))
-        trainer.model_dir = Path(os.path.abspath(given))
-        checkpoint = trainer.checkpoint
+        home = Path(os.path.abspath(given))
         if checkpoint.checkpoint_url is not None:
             root = self.local(checkpoint.checkpoint_url, "checkpoint.checkpoint_root")
             checkpoint.checkpoint_root = Path(root)
         mirrors = {}
-        for folder in (trainer.model_dir, checkpoint.checkpoint_root):
+        for folder in (home, checkpoint.checkpoint_root):
             mirror = None if folder is None else mirror_of(folder)
             if mirror is not None:
                 mirrors[str(mirror.path)] = mirror
                 _ = mirror.store  # finds invalid options, and a missing package
         self._mirrors = list(mirrors.values())
+        return home
 
     def checkpoint_at(self, given: Any) -> Path:
         """Return the local path of a checkpoint or of weights, given as a path or URL.

@@ -1,4 +1,4 @@
-"""Delete checkpoints from a store: noted at once, repeated there by whoever uploads."""
+"""Delete checkpoints from a store: noted at once, repeated there by the next upload."""
 
 from __future__ import annotations
 
