@@ -9,6 +9,7 @@
     tag = store.replace(".lock", data, tag)       # raises ObjectChanged
     store.download(name, new_file, size_bytes, xxh3_128)
     store.list("checkpoint_10"), store.delete(names)
+    lease = open_lease(url, options); lease.take()  # lease.py; check() before each upload
 
 Names are relative to the prefix of the URL. Every call retries with back-off, ends within a time
 limit, and raises a `StoreError` without secrets. Does not import torch.

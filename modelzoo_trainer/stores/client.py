@@ -36,14 +36,16 @@ class Limits:
     """Time limits.
 
     Args:
-        request_s: Of one request, which transfers at most `PART_BYTES` of a small file.
+        request_s: Of one request, which transfers at most one part of a file.
         retry_s: After the first failure of an operation, until the last attempt begins.
         attempts: Attempts of an operation; each repeats its requests, too.
+        pause_s: Before the second attempt; doubles each time, up to 15 s.
     """
 
     request_s: float = 60
     retry_s: float = 120
     attempts: int = 6
+    pause_s: float = 0.2
 
 
 def import_obstore(url: StoreUrl) -> ModuleType:

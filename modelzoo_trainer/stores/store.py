@@ -165,13 +165,17 @@ class Store:
         Returns:
             Whether the object has this content now; False if there is another one.
         """
+        return self.create_tagged(name, data) is not None
 
-        def create() -> bool:
+    def create_tagged(self, name: str, data: bytes) -> Tag | None:
+        """Do the same, and return what identifies the content; None if there is another one."""
+
+        def create() -> Tag | None:
             try:
-                self._put_if(name, data, "create")
+                return self._put_if(name, data, "create")
             except self._api.exceptions.AlreadyExistsError:
-                return self._holds(name, data)  # perhaps ours, whose answer was lost
-            return True
+                # Perhaps ours, whose answer was lost.
+                return self._read(name)[1] if self._holds(name, data) else None
 
         return self._run(f"create {name}", create)
 
@@ -350,7 +354,7 @@ class Store:
     def _run(self, action: str, call: Callable[[], _T]) -> _T:
         """Call until it succeeds, fails for good, or the time is over."""
         first: float | None = None
-        pause_s = 0.2
+        pause_s = self._limits.pause_s
         for attempt in range(1, self._limits.attempts + 1):
             try:
                 return call()

@@ -16,7 +16,7 @@ from modelzoo_trainer.stores.urls import StoreUrl
 BUSY: Final = "Server returned non-2xx status code: 503: <Error><Code>SlowDown</Code></Error>"
 EXPIRED: Final = "status code: 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>"
 CALLS: Final = ("put", "get", "get_range", "list", "delete")
-LIMITS: Final = Limits(request_s=1, retry_s=5, attempts=4)
+LIMITS: Final = Limits(request_s=1, retry_s=5, attempts=4, pause_s=0.001)
 
 
 class Faulty:

@@ -35,7 +35,6 @@ SIZE = 100_003
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PART_BYTES", 10_000)
     monkeypatch.setattr(downloads, "RANGE_BYTES", 7_000)
-    monkeypatch.setattr(store_module.time, "sleep", lambda seconds: None)
 
 
 @pytest.fixture
@@ -258,6 +257,9 @@ def test_an_expired_token_is_not_tried_again() -> None:
         ("<Code>PermanentRedirect</Code>", "another region", False),
         ("status code: 507", "no space left", False),
         ("<Code>BadDigest</Code>", "damaged on the way", True),
+        ("status code: 400 Bad Request", "refused the request", True),
+        ("status code: 400: <Code>ExpiredToken</Code>", "have expired", False),
+        ("Got invalid list response: ill-formed document", "interrupted", True),
         ("status code: 429", "answered with an error", True),
         ("kind: Connect", "cannot be reached", True),
         ("kind: Timeout", "did not answer in time", True),
