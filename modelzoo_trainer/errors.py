@@ -7,6 +7,10 @@ ModelZooError
 |   |-- CheckpointMismatch               there is none, or it belongs to something else
 |   |   `-- NoCheckpoint (ConfigError)   there is none where one is required
 |   `-- DiskError                        a disk error, in this process or another one
+|-- StoreError (OSError)                 an object store refused a request or does not answer
+|   |-- NoSuchObject (FileNotFoundError) there is no object of a name
+|   |-- ObjectChanged                    an object is no longer the one that was read
+|   `-- DamagedObject                    data do not match their checksum
 |-- PredictionError (RuntimeError)       predictions cannot be written or read
 |-- StopTraining                         requests a graceful stop of the run
 |-- RollBack                             raised by a callback: the run continues from its checkpoint
@@ -66,6 +70,31 @@ WHAT_FITS: Final = (
 
 class DiskError(CheckpointError):
     """A disk error prevented writing a checkpoint, in this process or another one."""
+
+
+class StoreError(ModelZooError, OSError):
+    """An object store refused a request, or does not answer.
+
+    Args:
+        message: What failed; without secrets.
+        is_temporary: Whether a later attempt may succeed without a change by the user.
+    """
+
+    def __init__(self, message: str, *, is_temporary: bool = False) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
+
+
+class NoSuchObject(StoreError, FileNotFoundError):
+    """There is no object of this name."""
+
+
+class ObjectChanged(StoreError):
+    """An object is no longer the one that was read, or no longer exists."""
+
+
+class DamagedObject(StoreError):
+    """Data do not match their checksum."""
 
 
 class PredictionError(ModelZooError, RuntimeError):

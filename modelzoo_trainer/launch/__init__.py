@@ -1,0 +1,1 @@
+"""Job files for launchers, and the worker for Ray Train."""
