@@ -5,41 +5,38 @@ python docs/make_jobs.py
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from modelzoo_trainer.launch.render import Value, read_template, render
+from modelzoo_trainer.launch.jobs import FILES, Job
 
-EXAMPLE: Final = {"NAME": "train", "NODES": "4", "PROCESSES": "8"}
-JOBS: Final[dict[str, dict[str, Value]]] = {
-    "slurm.sbatch": {
-        **EXAMPLE,
-        "CPUS": "64",
-        "TIME": "24:00:00",
-        "COMMAND": "run.py --params params.yaml --device gpu",
-    },
-    "kubernetes.yaml": {
-        **EXAMPLE,
-        "IMAGE": "registry.example.com/modelzoo-trainer:latest",
-        "COMMAND": [
-            *("- run.py", "- --params=params.yaml", "- --device=gpu"),
-            "- --model_dir=/runs/train",
-        ],
-    },
+EXAMPLE: Final = Job(
+    words=("params.yaml", "--device=gpu", "--model_dir=/runs/train"),
+    nodes=4,
+    processes=8,
+    gpus=8,
+    cpus=64,
+    activate=("source /shared/venv/bin/activate",),
+    image="registry.example.com/modelzoo-trainer:latest",
+    mounts=(("runs", "/runs"),),
+    model_dir="/runs/train",
+)
+OTHERS: Final = {
+    "skypilot.yaml": replace(EXAMPLE, activate=(), image="", mounts=(("s3://bucket", "/runs"),)),
 }
-"""The values of each template."""
 
 
-def job(name: str) -> str:
-    """Return a job file."""
-    return render(read_template(name), JOBS[name])
+def jobs() -> dict[str, str]:
+    """Return the text of each job file."""
+    return {name: make(OTHERS.get(name, EXAMPLE)) for name, make in FILES.values()}
 
 
 def main() -> None:
     folder = Path(__file__).parent / "jobs"
     folder.mkdir(exist_ok=True)
-    for name in JOBS:
-        (folder / name).write_text(job(name), encoding="utf-8")
+    for name, text in jobs().items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

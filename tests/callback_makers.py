@@ -79,6 +79,7 @@ MAKERS: Final[dict[str, Callable[[], Callback]]] = {
     "PrintProgress": lambda: callbacks.PrintProgress(),
     "ProgressBar": lambda: callbacks.ProgressBar(),
     "RateProfiler": lambda: callbacks.RateProfiler(),
+    "RayTrainReport": lambda: callbacks.RayTrainReport(),
     "Report": lambda: callbacks.Report(),
     "RunHistory": lambda: callbacks.RunHistory(),
     "SamplesStreamedInfo": lambda: callbacks.SamplesStreamedInfo(),

@@ -51,6 +51,7 @@ from modelzoo_trainer.callbacks.op_profiler import OpProfiler
 from modelzoo_trainer.callbacks.profiler import DurationProfiler, RateProfiler
 from modelzoo_trainer.callbacks.profiler import Profiler as Profiler
 from modelzoo_trainer.callbacks.progress import PrintProgress, ProgressBar
+from modelzoo_trainer.callbacks.ray_train_report import RayTrainReport
 from modelzoo_trainer.callbacks.report import Report
 from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.samples_streamed_info import SamplesStreamedInfo
@@ -112,6 +113,7 @@ __all__ = [
     "PrintProgress",
     "ProgressBar",
     "RateProfiler",
+    "RayTrainReport",
     "Report",
     "RunHistory",
     "SamplesStreamedInfo",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +18,13 @@ from modelzoo_trainer.cli.distributed_run import (
     run_distributed,
 )
 from modelzoo_trainer.cli.parser import PROG, command_parser, parse
-from modelzoo_trainer.cli.plans import MakeNames, load_plans, overrides, shipped_names
+from modelzoo_trainer.cli.plans import (
+    MakeNames,
+    load_plans,
+    modules_of_the_user,
+    overrides,
+    shipped_names,
+)
 from modelzoo_trainer.cli.runner import Runner, fail, refuse
 from modelzoo_trainer.cli.signals import StopRequests
 from modelzoo_trainer.errors import ConfigError
@@ -68,7 +72,7 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
         return refuse(str(error))
     try:
         with (
-            _modules_of_the_user(options),
+            modules_of_the_user(options),
             StopRequests(owns_process=argv is None) as requests,
         ):
             return _act(options, names, argv, requests)
@@ -93,6 +97,12 @@ def _report_runs(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def _launch(words: Sequence[str]) -> int:
+    from modelzoo_trainer.launch.command import main as launch
+
+    return launch(words)
 
 
 def _convert_config(words: Sequence[str]) -> int:
@@ -121,7 +131,7 @@ def _preprocess(words: Sequence[str]) -> int:
     if options.params is None:
         parser.error("no file is given; name the YAML file")
     try:
-        with _modules_of_the_user(options):
+        with modules_of_the_user(options):
             return run(options.params, say)
     except ConfigError as error:
         return refuse(str(error))
@@ -135,29 +145,10 @@ def _preprocess(words: Sequence[str]) -> int:
 _APART: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "config": _convert_config,
     "data_preprocess": _preprocess,
+    "launch": _launch,
     "report": _report_runs,
 }
 """Commands with parsers and errors of their own."""
-
-
-@contextmanager
-def _modules_of_the_user(options: argparse.Namespace) -> Iterator[None]:
-    """Append the folder of the file, the working directory and others to Python's path."""
-    params: Path | None = options.params
-    folders = [str(Path(__file__).resolve().parents[2])]  # first: a user's `backends` must not win
-    with suppress(OSError):  # the working directory is gone
-        folders += [] if params is None else [os.path.dirname(os.path.abspath(params))]
-        folders += [os.path.abspath(folder) for folder in options.python_paths]
-        folders.append(str(Path.cwd()))
-    known = {os.path.realpath(entry or os.curdir) for entry in sys.path}
-    added = [folder for folder in dict.fromkeys(folders) if os.path.realpath(folder) not in known]
-    sys.path += added
-    try:
-        yield
-    finally:
-        for folder in added:
-            with suppress(ValueError):  # removed in the meantime
-                sys.path.remove(folder)
 
 
 def _act(

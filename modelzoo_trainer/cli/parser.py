@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +15,7 @@ from modelzoo_trainer.cli import harness
 from modelzoo_trainer.cli.suggestions import CLUSTER_OPTIONS, suggest_command, suggest_option
 from modelzoo_trainer.config.modes import DEFAULT_MODE, MODES
 from modelzoo_trainer.config.options import OPTIONS
+from modelzoo_trainer.errors import ConfigError
 
 PROG: Final = "modelzoo-trainer"
 
@@ -25,6 +28,7 @@ _SUMMARIES: Final = {
     "test": "evaluate a checkpoint on the test data",
     "predict": "compute and save the outputs of a model",
     "lm_eval": "evaluate a language model on tasks of lm_eval, by EleutherEvalHarness in the file",
+    "launch": "train in many processes: here, by Slurm, Ray, Kubernetes or SkyPilot",
     "check": "check a file and list what would run; builds and writes nothing",
     "plan": "estimate memory, communication and FLOPs of training, without devices or data",
     "schema": "print the JSON Schema of the files, for editors",
@@ -33,7 +37,9 @@ _SUMMARIES: Final = {
     "report": "write an HTML report with the curves of one or several runs",
     "data_preprocess": "convert text or datasets to HDF5 rows of tokens",
 }
-_OTHERS: Final = ("check", "plan", "schema", "checkpoint", "config", "report", "data_preprocess")
+_OTHERS: Final = (
+    *("launch", "check", "plan", "schema", "checkpoint", "config", "report", "data_preprocess"),
+)
 COMMANDS: Final = (*_RUNS, *_OTHERS)
 """All sub-commands, in the order of the help."""
 
@@ -64,11 +70,21 @@ _EXAMPLES: Final = {
         "lm_eval params.yaml --tasks hellaswag,arc_easy --num_fewshot 5",
         "lm_eval params.yaml --checkpoint_path 'runs/a/checkpoint_*' --limit 100",
     ),
+    "launch": (
+        "launch --on local --processes-per-node 8 params.yaml --device gpu",
+        "launch --on slurm --nodes 4 --processes-per-node 8 params.yaml --max_steps 1000",
+        "launch --on ray --nodes 4 --processes-per-node 8 params.yaml --dry-run",
+    ),
     "check": ("check params.yaml", "check params.yaml --mode eval --explain-hooks"),
     "plan": ("plan params.yaml --world-size 64 --memory 80GiB",),
     "schema": ("schema > schema.json", "schema --import my_models > schema.json"),
     "report": ("report runs/a", "report runs/a runs/b -o report.html", "report runs/a --watch"),
     "data_preprocess": ("data_preprocess data.yaml", "data_preprocess run --config data.yaml"),
+}
+_USAGE: Final = {
+    "launch": "--on LAUNCHER [options] FILE [options of fit]",
+    "report": "RUN_DIR... [options]",
+    "schema": "[options]",
 }
 _ALIASES: Final = {"device": ("--target_device",), "model_dir": ("-o",)}
 _SUPERVISED: Final = "--supervised"
@@ -114,9 +130,23 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def parse_run(words: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command line that runs a file.
+
+    Raises:
+        ConfigError: If one is invalid.
+    """
+    message = io.StringIO()
+    try:
+        with redirect_stderr(message):
+            return parse(words)
+    except SystemExit:
+        raise ConfigError(message.getvalue().strip().rpartition("error: ")[2]) from None
+
+
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of a sub-command, as yet without arguments."""
-    usage = {"schema": "[options]", "report": "RUN_DIR... [options]"}.get(name, "FILE [options]")
+    usage = _USAGE.get(name, "FILE [options]")
     summary = _SUMMARIES.get(name, f"run the {name} section of a file")
     parser = argparse.ArgumentParser(
         prog=f"{PROG} {name}",

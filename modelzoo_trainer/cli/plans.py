@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -40,6 +44,26 @@ def load_plans(
     return plans if options.restrict is None else options.restrict(plans)
 
 
+@contextmanager
+def modules_of_the_user(options: argparse.Namespace) -> Iterator[None]:
+    """Append the folder of the file, the working directory and others to Python's path."""
+    params: Path | None = options.params
+    folders = [str(Path(__file__).resolve().parents[2])]  # first: a user's `backends` must not win
+    with suppress(OSError):  # the working directory is gone
+        folders += [] if params is None else [os.path.dirname(os.path.abspath(params))]
+        folders += [os.path.abspath(folder) for folder in options.python_paths]
+        folders.append(str(Path.cwd()))
+    known = {os.path.realpath(entry or os.curdir) for entry in sys.path}
+    added = [folder for folder in dict.fromkeys(folders) if os.path.realpath(folder) not in known]
+    sys.path += added
+    try:
+        yield
+    finally:
+        for folder in added:
+            with suppress(ValueError):  # removed in the meantime
+                sys.path.remove(folder)
+
+
 def import_modules(options: argparse.Namespace) -> list[ModuleType]:
     """Import the modules of `--import`.
 
@@ -64,3 +88,13 @@ def shipped_names(modules: Sequence[ModuleType]) -> Names:
     from modelzoo_trainer.config import shipped  # imports torch
 
     return shipped.shipped_names(modules)
+
+
+def check_run(options: argparse.Namespace) -> list[TrainerPlan]:
+    """Check the file that a command line runs, as `check` does, and return its plans.
+
+    Raises:
+        ConfigError: If it is invalid.
+    """
+    with modules_of_the_user(options):
+        return load_plans(options, shipped_names, for_a_run=False)

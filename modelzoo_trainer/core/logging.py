@@ -160,8 +160,15 @@ class Logging(CoreCallback):
             stack.callback(_close, handler)
 
     def _open_other(self, trainer: Trainer, stack: ExitStack) -> None:
-        """Write errors of other processes than the main one to standard error, with the rank."""
+        """Write errors of other processes than the main one to standard error, with the rank.
+
+        A program with handlers of its own, as Ray's workers are, also gets warnings, but not the
+        lines that the main process logs for all.
+        """
         if _PACKAGE.hasHandlers():
+            if _PACKAGE.level == logging.NOTSET:  # not set by the program
+                _PACKAGE.setLevel(logging.WARNING)
+                stack.callback(_PACKAGE.setLevel, logging.NOTSET)
             return
         handler = logging.StreamHandler(sys.stderr)
         handler.setLevel(logging.ERROR)

@@ -80,7 +80,7 @@ def test_the_jobs_start_torchrun_with_options_that_it_has(tmp_path, job) -> None
     [container] = pods["spec"]["template"]["spec"]["containers"]
     for words in (read(tmp_path / "options").split(), container["args"]):
         options = parse_args(words)
-        assert (options.training_script, options.max_restarts) == ("run.py", 3)
+        assert (options.training_script, options.max_restarts) == ("modelzoo_trainer", 3)
         assert "params.yaml" in " ".join(options.training_script_args)
     options = parse_args(read(tmp_path / "options").split())
     assert (options.nnodes, options.rdzv_endpoint) == ("2", "node7:24711")

@@ -40,6 +40,7 @@ STATELESS = {
     *("Lora", "ModelEvalMetrics", "ModelZooParamsMetadata", "MoveModulesToDevice", "NaNChecker"),
     *("NormTensorListener", "OpProfiler", "PrintProgress", "ProgressBar", "RateProfiler"),
     *(
+        "RayTrainReport",
         "Report",
         "SavePerformanceData",
         "ScopedBigCodeEvalHarnessFlags",
