@@ -32,6 +32,7 @@ from modelzoo_trainer.core import (
     Checkpoint,
     Logging,
     MixedPrecision,
+    ObjectStore,
     TrainingLoop,
     ValidationLoop,
 )
@@ -314,7 +315,7 @@ def core_listeners() -> dict[str, list[str]]:
     """Return the core callbacks that override each hook, in the order in which they are called."""
     names = [
         *("device", "backend", "model", "optimizer", "schedulers", "precision", "sparsity"),
-        *("loop", "checkpoint", "logging", "seed", "autorestart"),
+        *("loop", "checkpoint", "logging", "seed", "autorestart", "object_store"),
     ]
     parts = {**dict.fromkeys(names), "model": Module}
     found: dict[str, list[str]] = {}
@@ -327,7 +328,7 @@ def core_listeners() -> dict[str, list[str]]:
 def trainer_page() -> str:
     """Return the page of the trainer and of the core callbacks that take arguments."""
     classes: list[type] = [Trainer, TrainingLoop, ValidationLoop, Checkpoint, Logging]
-    classes += [MixedPrecision, AutoRestart]
+    classes += [MixedPrecision, AutoRestart, ObjectStore]
     lines = [HEAD, "# The trainer and its core callbacks", ""]
     lines += contents([*classes, RunResult, Predictions, summarize_scalar, summarize_tensor])
     for cls in classes:

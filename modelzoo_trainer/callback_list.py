@@ -23,6 +23,7 @@ from modelzoo_trainer.core.logging import Logging
 from modelzoo_trainer.core.loop import LoopCallback, RunSchedule, TrainingLoop
 from modelzoo_trainer.core.loss_accum import LossAccumulation
 from modelzoo_trainer.core.model import ModelCallback
+from modelzoo_trainer.core.object_store import ObjectStore
 from modelzoo_trainer.core.optimizer import OptimizerCallback
 from modelzoo_trainer.core.precision import Precision
 from modelzoo_trainer.core.predicting import Predicting
@@ -48,6 +49,7 @@ _EXAMPLES: Final = {  # formatted with a number that may have been given instead
     "checkpoint": "Checkpoint(steps={0})",
     "logging": "Logging(log_steps={0})",
     "loop": "TrainingLoop(num_steps={0}) or TrainingLoop(num_epochs={0})",
+    "object_store": "ObjectStore(cache_size={0})",
     "precision": "MixedPrecision() for bfloat16 or MixedPrecision(fp16_type='float16'); None is "
     "full precision",
 }
@@ -369,13 +371,14 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
     """
     model = parts["model"]
     own = {
-        name: _own_part(name, parts[name], kind, default)
+        name: _own_part(name, parts.get(name), kind, default)
         for name, kind, default in (
             ("autorestart", AutoRestart, AutoRestart),
             ("precision", Precision, Precision),
             ("loop", LoopCallback, TrainingLoop),
             ("logging", Logging, Logging),
             ("checkpoint", Checkpoint, Checkpoint),
+            ("object_store", ObjectStore, ObjectStore),
         )
     }
     num = getattr(own["loop"], "grad_accum_steps", 1)
@@ -385,6 +388,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         backend=BackendCallback(parts["backend"], parts["device"]),
         precision=own["precision"],
         run_lock=RunLock(),
+        object_store=own["object_store"],
         artifact_dir=ArtifactDir(),
         model=ModelCallback(model, parts.get("call_model")),
         dataloader=DataLoaderCallback(),

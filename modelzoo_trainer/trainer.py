@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging as python_logging
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -34,6 +33,7 @@ from modelzoo_trainer.core import (
     Logging,
     LoopCallback,
     LossAccumulation,
+    ObjectStore,
     OptimizerCallback,
     Precision,
     Predicting,
@@ -43,7 +43,6 @@ from modelzoo_trainer.core import (
     TrainingLoop,
     ValidationLoop,
 )
-from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.checkpoint import SAVING_END
 from modelzoo_trainer.core.dataloader import NOTHING, require_step_boundary
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
@@ -96,7 +95,8 @@ class Trainer(InterceptableMethods):
     Args:
         device: "cpu", "cuda" (or "gpu"), "auto", ..., in any case; excludes a `backend` object.
         backend: A `backends.Backend`, or options for the backend of `device`.
-        model_dir: The folder of all output.
+        model_dir: The folder of all output; a path, or the URL of an object store such as
+            `s3://bucket/runs/a`.
         model: A module, or a callable that returns one.
         call_model: "batch" = `model(batch)`, "kwargs" = `model(**batch)`, "args" =
             `model(*batch)`; None = decided at the first batch by the signature of `forward`.
@@ -116,6 +116,7 @@ class Trainer(InterceptableMethods):
         loggers: Receive metrics; called after `callbacks`.
         seed: Seed of all random number generators; None = the current seed of torch.
         autorestart: Automatic restarts, from the command line; None = none.
+        object_store: Settings of object stores, for folders that are URLs; None = the defaults.
         check_loss: Add `CheckLoss()` after `callbacks`, unless there is a `CheckLoss`, a
             `TerminateOnNaN` or a `SpikeDetection` with `finite_only`. False = do not stop at a
             non-finite loss.
@@ -132,6 +133,8 @@ class Trainer(InterceptableMethods):
     # Attributes that core callbacks set; trainer_arguments.SET_BY says which.
     backend: Backend
     global_step: int
+    model_dir: Path
+    """The folder of all output; if that is a URL, its local copy."""
     artifact_dir: Path
     summary_dir: Path
     model: Module
@@ -186,6 +189,7 @@ class Trainer(InterceptableMethods):
         loggers: Iterable[Logger] | Logger = (),
         seed: int | None = None,
         autorestart: AutoRestart | None = None,
+        object_store: ObjectStore | None = None,
         check_loss: bool = True,
         progress: Progress | None = None,
     ) -> None:
@@ -205,9 +209,9 @@ class Trainer(InterceptableMethods):
                 "logging": logging,
                 "seed": seed,
                 "autorestart": autorestart,
+                "object_store": object_store,
             }
         )
-        self.model_dir = Path(os.path.abspath(folder_of("model_dir", model_dir)))
         pairs, others = parted(callbacks)
         self.early_exit: EarlyExit = core["early_exit"]  # type: ignore[assignment]  # by name
         self.callbacks = CallbackList(
@@ -219,6 +223,7 @@ class Trainer(InterceptableMethods):
             on_stop=self.early_exit.request_stop,
         )
         self._bind_core()
+        self.model_dir = self.object_store.bind(self.checkpoint, model_dir)
         self.metric_log = MetricLog(self, self.logging)
         self.interceptors = Interceptors(self, core.values(), pairs)
         self.val_iterator: EpochIterator | None = None
@@ -253,6 +258,7 @@ class Trainer(InterceptableMethods):
         self.checkpoint: Checkpoint = core["checkpoint"]
         self.interruptions: Interrupt = core["interrupt"]
         self.autorestart: AutoRestart = core["autorestart"]
+        self.object_store: ObjectStore = core["object_store"]
         self.summary: Summary = core["summary"]
 
     # ---- fit
@@ -277,9 +283,9 @@ class Trainer(InterceptableMethods):
                 tensors, tuples, mappings, or lists of tensors is one dataloader; a list of
                 DataLoaders, callables or other iterables is several. A list of lists of tuples is
                 ambiguous and refused: write `[lambda: first, lambda: second]`.
-            ckpt_path: The checkpoint to start from. Default: the newest one of `model_dir`, unless
-                this trainer has trained already. "last" = the newest, "best" = the best one of
-                `SaveBest`. None = keep the current weights.
+            ckpt_path: The checkpoint to start from: a path or a URL. Default: the newest one of
+                `model_dir`, unless this trainer has trained already. "last" = the newest, "best" =
+                the best one of `SaveBest`. None = keep the current weights.
 
         Returns:
             The last and best metrics, and what stopped the run; also `trainer.result`.
@@ -1055,7 +1061,10 @@ class Trainer(InterceptableMethods):
         """
         if not self._is_closed:
             self._is_closed = True
-            self.hooks.finalize()
+            try:
+                self.hooks.finalize()
+            finally:
+                self.object_store.leave()  # with what callbacks have written last
 
     def __enter__(self) -> Self:
         return self

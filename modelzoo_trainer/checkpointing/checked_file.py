@@ -17,6 +17,7 @@ import xxhash
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import FileRecord
 from modelzoo_trainer.errors import CheckpointError, reason_of
+from modelzoo_trainer.stores.reading import complete
 
 CHUNK: Final = 1 << 22  # bytes per read, hashed while they are in the cache
 NUM_AHEAD: Final = 8  # chunks read ahead
@@ -142,7 +143,10 @@ def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]
     Raises:
         CheckpointError: If it cannot be read, or the `with` block raises an error for damaged
             content.
+        StoreError: If it must be downloaded, and the store cannot be read.
     """
+    if record is not None:
+        complete(path.parent, {path.name: record})
     try:
         if path.is_symlink():
             raise ValueError("it is a symbolic link, not a regular file")

@@ -1,4 +1,4 @@
-"""The command line of checkpoints: list, info, verify, diff, export, delete.
+"""The command line of checkpoints: list, info, verify, diff, export, delete, upload.
 
 Commands import torch only if they need it, so that the others start quickly.
 """
@@ -23,8 +23,10 @@ from modelzoo_trainer.checkpointing.overview import (
     readable,
     table,
 )
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.checkpointing.store_arguments import bring_here, push_deletions, upload
+from modelzoo_trainer.errors import ConfigError, ModelZooError
 from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
+from modelzoo_trainer.stores.urls import is_url
 
 _PROG: Final = "python -m modelzoo_trainer.checkpointing"
 _EXAMPLES: Final = {
@@ -34,6 +36,7 @@ _EXAMPLES: Final = {
     "diff": ("diff runs/a/checkpoint_100 runs/b/checkpoint_100 --key model",),
     "export": ("export runs/mnist/checkpoint_100 model.safetensors",),
     "delete": ("delete runs/mnist/checkpoint_50",),
+    "upload": ("upload ~/.cache/modelzoo_trainer/stores/bucket-runs-a-6c9f1f0a",),
 }
 _EXIT_CODES: Final = """\
 exit codes:
@@ -67,14 +70,15 @@ def main(
     """
     try:
         options = _parser(prog, extend).parse_args(argv)
+        bring_here(options)
         run: Run = options.run
         return run(options)
     except _WrongUse as error:
         _complain([str(error)])
         return WRONG_USE
-    except CheckpointError as error:
+    except ModelZooError as error:
         _complain([str(error)])
-        return FAILED
+        return WRONG_USE if isinstance(error, ConfigError) else FAILED
     except BrokenPipeError:  # a closed pipe is not a failure
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return DONE
@@ -89,7 +93,8 @@ def _parser(prog: str, extend: Extend | None) -> argparse.ArgumentParser:
     more = "export, convert" if extend is not None else "export"
     parser = argparse.ArgumentParser(
         prog=prog,
-        description=f"List, show, verify, compare, {more} and delete checkpoints.",
+        description=f"List, show, verify, compare, {more}, delete and upload checkpoints. A path "
+        f"may be the URL of an object store, such as s3://bucket/runs/a.",
         epilog=_epilog(prog, [example for examples in _EXAMPLES.values() for example in examples]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -132,10 +137,13 @@ def _parser(prog: str, extend: Extend | None) -> argparse.ArgumentParser:
     )
     command.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     command = add("delete", _delete, "delete checkpoints")
+    command.set_defaults(needs_siblings=True)
     _add_paths(command, "a checkpoint", _exact_path)
     command.add_argument(
         "--yes", action="store_true", help="delete even if no intact checkpoint is left"
     )
+    command = add("upload", _upload, "upload what a run on an object store could not upload")
+    command.add_argument("path", metavar="FOLDER", type=_exact_path, help="the run's local copy")
     if extend is not None:
         extend(add)
     return parser
@@ -149,16 +157,21 @@ def _epilog(prog: str, examples: Iterable[str]) -> str:
 _Parser = argparse.ArgumentParser
 
 
-def _add_paths(command: _Parser, text: str, read: Callable[[str], Path] | None = None) -> None:
+def _add_paths(
+    command: _Parser, text: str, read: Callable[[str], Path | str] | None = None
+) -> None:
     command.add_argument("paths", metavar="PATH", nargs="+", type=read or _path, help=text)
 
 
-def _exact_path(text: str) -> Path:
-    return Path(os.path.abspath(text))  # symbolic links are not resolved
+def _exact_path(text: str) -> Path | str:
+    """Return a path, without resolving links; a URL as it is."""
+    return text if is_url(text) else Path(os.path.abspath(text))
 
 
-def _path(text: str) -> Path:
+def _path(text: str) -> Path | str:
     path = _exact_path(text)
+    if isinstance(path, str):
+        return path
     if path.name == LATEST and path.is_symlink():
         return path.with_name(os.readlink(path))
     return path
@@ -253,6 +266,13 @@ def _delete(options: argparse.Namespace) -> int:
         _say([f"{path}: deleted"])
     for folder in {path.parent for path in options.paths}:
         _mend_latest(folder)
+        push_deletions(folder)
+    return DONE
+
+
+def _upload(options: argparse.Namespace) -> int:
+    _check_is_folder(options.path)
+    _say(upload(options.path))
     return DONE
 
 

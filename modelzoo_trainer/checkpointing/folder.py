@@ -17,6 +17,7 @@ from typing import Any, Final
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE, is_file_name, read_manifest
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.stores.deleting import forget
 
 log = logging.getLogger("modelzoo_trainer.checkpointing")
 
@@ -87,6 +88,7 @@ def delete(path: Path) -> None:
         raise CheckpointError(f"{str(path)!r} was not deleted: it {problem}.")
     trash = path.with_name(hidden_name("trash", path.name))
     try:
+        forget(path)
         disk.rename(path, trash)
         disk.sync_folder(path.parent)
         disk.remove_tree(trash)

@@ -23,6 +23,7 @@ from modelzoo_trainer.checkpointing.manifest import (
 from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardedTensor
 from modelzoo_trainer.checkpointing.sharded import as_saved, dtype_of, narrowed, read_index
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.stores.reading import complete
 
 _MODEL: Final = ("model",)  # keys of the state
 _AVERAGE: Final = ("callbacks", "ModelEma", "average")
@@ -89,6 +90,7 @@ class _VerifiedFiles:
         """
         if name not in self._opened:
             record = record_of_name(self.manifest.files, name)
+            complete(self._path, {name: record})
             opened = open_weights(self._path / name)
             problems = problems_of_file(self._path / name, record)
             if problems:

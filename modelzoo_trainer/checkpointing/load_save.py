@@ -39,6 +39,7 @@ from modelzoo_trainer.checkpointing.transaction import (
     plain_facts,
 )
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.stores.reading import complete
 
 Files: TypeAlias = Mapping[str, Iterable[bytes | memoryview]]
 """Content of the files: by name, in pieces."""
@@ -121,6 +122,7 @@ def load(path: Path) -> dict[str, Any]:
 
         return load_sharded(path, manifest)
     check_listing(path, manifest)
+    complete(path, manifest.files)
     return _load(path, manifest)
 
 
@@ -162,6 +164,10 @@ def verify(path: Path) -> list[str]:
     except CheckpointError as error:
         return [_text(error)]
     problems = listing_problems(path, manifest)
+    try:
+        complete(path, manifest.files)
+    except CheckpointError as error:
+        return [*problems, _text(error)]
     for name, record in sorted(manifest.files.items()):
         if not problems or _has_its_size(path / name, record):
             problems += problems_of_file(path / name, record)

@@ -15,6 +15,7 @@ import xxhash
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.errors import CheckpointError, reason_of
+from modelzoo_trainer.stores.reading import is_in_mirror
 
 FORMAT_VERSION: Final = 2
 MANIFEST: Final = "manifest.json"
@@ -207,13 +208,19 @@ def _record_of(name: str, raw: dict[str, Any]) -> FileRecord:
 
 
 def listing_problems(path: Path, manifest: Manifest) -> list[str]:
-    """Return problems that are visible without reading the files."""
+    """Return problems that are visible without reading the files.
+
+    In the local copy of an object store, files may be missing: they are downloaded when needed.
+    """
     try:
         found = {entry.name: entry for entry in path.iterdir() if entry.name != MANIFEST}
     except OSError as error:
         return [f"{str(path)!r} cannot be read: {error.strerror or error}"]
     known = manifest.files
-    problems = [f"{name!r} is missing" for name in sorted(known.keys() - found.keys())]
+    missing = sorted(known.keys() - found.keys())
+    if missing and is_in_mirror(path):
+        missing = []
+    problems = [f"{name!r} is missing" for name in missing]
     problems += [f"{name!r} is not in the manifest" for name in sorted(found.keys() - known.keys())]
     for name in sorted(known.keys() & found.keys()):
         problem = _problem(found[name], known[name].size_bytes)

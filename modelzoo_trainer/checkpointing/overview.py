@@ -23,6 +23,7 @@ from modelzoo_trainer.checkpointing.manifest import (
 from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardIndex, parse_index
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, read_header
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.stores.reading import complete, is_in_mirror
 
 _UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
 
@@ -64,6 +65,7 @@ def tensor_table(path: Path, manifest: Manifest) -> list[TensorRow]:
         index = parse_index(checked_json(path / SHARDS, record_of_name(manifest.files, SHARDS)))
         return _sharded_rows(index)
     rows = []
+    complete(path, manifest.files)
     for file in sorted(name for name in manifest.files if name.endswith(SUFFIX)):
         with open_checked(path / file, None) as opened:
             header = read_header(opened, opened.size)
@@ -139,10 +141,14 @@ def overview(path: Path) -> Overview:
     except CheckpointError as error:
         problem = str(error).removesuffix(".")
         return Overview(path=path, num_bytes=_num_bytes(path), problems=(problem,))
+    num_bytes = _num_bytes(path)
+    if is_in_mirror(path):  # files that are not here, too
+        listed = sum(record.size_bytes for record in manifest.files.values())
+        num_bytes = max(num_bytes, listed + (path / MANIFEST).stat().st_size)
     return Overview(
         path=path,
         step=manifest.step,
-        num_bytes=_num_bytes(path),
+        num_bytes=num_bytes,
         written=_written(path),
         problems=tuple(listing_problems(path, manifest)),
     )

@@ -27,6 +27,7 @@ from modelzoo_trainer.checkpointing.shard_index import (
 from modelzoo_trainer.checkpointing.state_json import Tensors, decode
 from modelzoo_trainer.checkpointing.tensor_file import checked_tensors
 from modelzoo_trainer.errors import CheckpointError, reason_of
+from modelzoo_trainer.stores.reading import complete
 
 Place: TypeAlias = tuple[str, str]
 """A tensor in a file: the file, the name in it."""
@@ -121,7 +122,9 @@ class Parts:
             CheckpointError: If a file is damaged or lacks a requested tensor.
         """
         files = {name for name in self.manifest.files if name.endswith(SUFFIX)}
-        for file in sorted(files if everything else files & self._uses.keys()):
+        wanted = sorted(files if everything else files & self._uses.keys())
+        complete(self.path, {file: self.manifest.files[file] for file in wanted})
+        for file in wanted:
             uses = self._uses.get(file, {})
             record = self.manifest.files[file]
             found = set()

@@ -42,6 +42,7 @@ def add_command(
         help="a checkpoint or its exported weights; with --from hf a folder or a name of the Hub; "
         "with --from cerebras a file of torch.save or safetensors",
     )
+    command.set_defaults(needs_siblings=True)  # the settings may be in the run's logs
     command.add_argument("target", metavar="DIR", help="the new folder to write")
     command.add_argument(
         "--from", dest="origin", choices=_LAYOUTS, help="layout of SOURCE; default: of this trainer"

@@ -44,6 +44,7 @@ from modelzoo_trainer.config.sections import (
 )
 from modelzoo_trainer.config.sparsity import check_sparsity
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.stores.urls import is_url, parse_url
 
 TRAINER_KEYS: Final = ("init", *METHODS)
 
@@ -203,10 +204,21 @@ class _Checking:
         for key, annotation in plain.items():
             if key in given:
                 found[key] = check_plain(given[key], annotation, problems)
+        if is_url(str(found.get("model_dir"))):  # a path would lose a slash
+            found["model_dir"] = self._url(given["model_dir"])
         if "sparsity" in given:
             sparsity = check_sparsity(given["sparsity"], problems)
             found |= {} if sparsity is None else {"sparsity": sparsity}
         return found
+
+    def _url(self, place: Place) -> str | None:
+        """Return the URL of an object store; only its form is checked."""
+        text = check_plain(place, OPTIONAL_TEXT, self._problems)
+        try:
+            parse_url(text, "model_dir")
+        except ConfigError as error:
+            self._problems.add(place.node.at, place.path, str(error).removeprefix("model_dir: "))
+        return text  # type: ignore[no-any-return]  # checked
 
     def _fixed(self, place: Place, given: dict[str, Place]) -> dict[str, Any]:
         """Return the sections with a fixed class; mode train turns validation off."""

@@ -54,6 +54,7 @@ INIT_KEYS: Final = (
     "progress",
     "seed",
     "autorestart",
+    "object_store",
 )
 
 OPTIONAL_TEXT: Final = str | None

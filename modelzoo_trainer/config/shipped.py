@@ -34,6 +34,7 @@ from modelzoo_trainer.optim import (
     optimizer_class,
     scheduler_class,
 )
+from modelzoo_trainer.stores.urls import is_url, parse_url
 from modelzoo_trainer.trainer import Trainer
 
 _OF_A_MODEL: Final = ("params", "adjust_learning_rate", "adamw_params")
@@ -92,6 +93,7 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
             "checkpoint": core.Checkpoint,
             "logging": core.Logging,
             "autorestart": core.AutoRestart,
+            "object_store": core.ObjectStore,
         },
         try_backend=_try_backend,
         try_model=_try_model,
@@ -204,6 +206,14 @@ def _try_callback(component: Component) -> Any:
 def _try_checkpoint(ckpt_path: str) -> list[str]:
     if ckpt_path in NAMES:  # found in the folder of the run
         return []
+    if is_url(ckpt_path):
+        try:
+            found = parse_url(ckpt_path)
+        except ConfigError as error:
+            return [str(error)]
+        if not isinstance(found, Path):
+            return []  # found in its store, when the run starts
+        ckpt_path = str(found)
     path = Path(ckpt_path)
     if path.exists():
         return []

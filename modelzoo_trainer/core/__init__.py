@@ -13,6 +13,7 @@ from modelzoo_trainer.core.logging import Logging
 from modelzoo_trainer.core.loop import LoopCallback, RunSchedule, TrainingLoop, ValidationLoop
 from modelzoo_trainer.core.loss_accum import LossAccumulation
 from modelzoo_trainer.core.model import ModelCallback
+from modelzoo_trainer.core.object_store import ObjectStore
 from modelzoo_trainer.core.optimizer import OptimizerCallback
 from modelzoo_trainer.core.precision import MixedPrecision, Precision
 from modelzoo_trainer.core.predicting import Predicting
@@ -37,6 +38,7 @@ __all__ = [
     "LossAccumulation",
     "MixedPrecision",
     "ModelCallback",
+    "ObjectStore",
     "OptimizerCallback",
     "Precision",
     "Predicting",

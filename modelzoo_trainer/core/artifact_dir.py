@@ -13,6 +13,8 @@ from typing_extensions import override
 from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.core.run_lock import LOCK_NAME
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.stores.mirror import mirror_of
+from modelzoo_trainer.stores.urls import is_url, parse_url
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -30,6 +32,12 @@ def folder_of(argument: str, folder: Any) -> Path:
     Raises:
         ConfigError: If it cannot be a path.
     """
+    if is_url(str(folder)):
+        parse_url(str(folder), argument)
+        raise ConfigError(
+            f"{argument}: {str(folder)!r} is the URL of an object store, which only model_dir, "
+            f"checkpoint.checkpoint_root and ckpt_path may be. Use a path."
+        )
     if not isinstance(folder, (str, os.PathLike)) or "\0" in str(folder):
         shown = str(folder) if isinstance(folder, Path) else folder
         raise ConfigError(f"{argument} must be a path without null bytes (\\0), got {shown!r}.")
@@ -98,6 +106,14 @@ def _check_seen(trainer: Trainer) -> None:
         time.sleep(0.1)
     seen = trainer.backend.comm.gather_object(is_seen)
     if not all(seen):
+        mirror = mirror_of(trainer.model_dir)
+        if mirror is not None:
+            raise ConfigError(
+                f"Process {seen.index(False)} cannot see the local copy of {mirror.url} that "
+                f"process 0 has in {str(mirror.path)!r}. Several hosts need one local copy: set "
+                f"trainer.init.object_store.cache_dir to a folder on a file system that all "
+                f"processes share."
+            )
         raise ConfigError(
             f"Process {seen.index(False)} cannot see files that process 0 wrote to "
             f"model_dir={str(trainer.model_dir)!r}. Set model_dir to a folder on a file system "

@@ -52,6 +52,7 @@ from modelzoo_trainer.errors import (
 )
 from modelzoo_trainer.interceptors import Interceptable, event
 from modelzoo_trainer.shown_path import shown_path
+from modelzoo_trainer.stores.urls import is_url, parse_url
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -78,7 +79,8 @@ class Checkpoint(CoreCallback, Interceptable):
             `fit` gets a `ckpt_path`.
         disable_strict_checkpoint_loading: Load what fits and ignore the rest.
         save_initial_checkpoint: Write one before the first step.
-        checkpoint_root: The folder of checkpoints; None = `model_dir`. For one run at a time.
+        checkpoint_root: The folder of checkpoints, or the URL of an object store; None =
+            `model_dir`. For one run at a time.
         checkpoint_name: Their names; contains `{step}` once, and does not start with a dot.
         strict_version: Accepted for compatibility: an unreadable version is always refused.
         minutes: Write one at the first step boundary n minutes after the last; None = none.
@@ -123,9 +125,14 @@ class Checkpoint(CoreCallback, Interceptable):
         self.disable_strict_checkpoint_loading = disable_strict_checkpoint_loading
         self.save_initial_checkpoint = save_initial_checkpoint
         self.save_final_checkpoint = save_final_checkpoint
-        self.checkpoint_root = (
-            None if checkpoint_root is None else folder_of("checkpoint_root", checkpoint_root)
-        )
+        self.checkpoint_url: str | None = None
+        """The folder of checkpoints as given, if it is a URL."""
+        self.checkpoint_root: Path | None = None
+        if isinstance(checkpoint_root, (str, Path)) and is_url(checkpoint_root):
+            parse_url(checkpoint_root, "checkpoint.checkpoint_root")
+            self.checkpoint_url = str(checkpoint_root)
+        elif checkpoint_root is not None:
+            self.checkpoint_root = folder_of("checkpoint_root", checkpoint_root)
         self.checkpoint_name = checkpoint_name
         self.strict_version = strict_version
         self.asynchronous = asynchronous
@@ -230,7 +237,8 @@ class Checkpoint(CoreCallback, Interceptable):
     def _chosen(self, trainer: Trainer, ckpt_path: Any) -> Path:
         """Return the checkpoint that a user chose, by its path or as the best one."""
         is_best = isinstance(ckpt_path, str) and ckpt_path == BEST
-        path = best_in(trainer, self.root(trainer)) if is_best else Path(ckpt_path)
+        root = self.root(trainer)
+        path = best_in(trainer, root) if is_best else trainer.object_store.checkpoint_at(ckpt_path)
         return self._checked_start(trainer, path)
 
     def _warn_of_others(self, trainer: Trainer) -> None:

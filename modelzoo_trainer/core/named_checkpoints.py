@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint
 from modelzoo_trainer.shown_path import shown_path
+from modelzoo_trainer.stores.urls import is_url
 
 if TYPE_CHECKING:
     from modelzoo_trainer.core.model import ModelCallback
@@ -50,7 +51,12 @@ def paths_of(trainer: Trainer, ckpt_paths: Any) -> list[Any]:
     found: list[Any] = []
     for path in given:
         is_name = isinstance(path, str) and path in NAMES
-        found += [trainer.checkpoint.choose(trainer, path)] if is_name else _matching(Path(path))
+        if is_name:
+            found.append(trainer.checkpoint.choose(trainer, path))
+        elif is_url(path):
+            found.append(trainer.object_store.checkpoint_at(path))
+        else:
+            found += _matching(Path(path))
     shared: list[Any] = trainer.backend.comm.broadcast_object(found)
     return shared
 

@@ -16,6 +16,7 @@ from modelzoo_trainer.core.autorestart import AutoRestart
 from modelzoo_trainer.core.checkpoint import Checkpoint
 from modelzoo_trainer.core.logging import Logging
 from modelzoo_trainer.core.loop import TrainingLoop
+from modelzoo_trainer.core.object_store import ObjectStore
 from modelzoo_trainer.core.precision import MixedPrecision
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.foreign_names import ATTRIBUTES, TRAINER_ARGUMENTS, advice_for
@@ -40,6 +41,7 @@ _PARTS: Final[Mapping[str, type]] = {
     "logging": Logging,
     "precision": MixedPrecision,
     "autorestart": AutoRestart,
+    "object_store": ObjectStore,
 }
 _ELSEWHERE: Final = {  # names in other trainers
     "accumulate_grad_batches": "grad_accum_steps",

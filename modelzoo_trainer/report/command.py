@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.checkpointing.overview import readable
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.checkpointing.store_arguments import local_path
+from modelzoo_trainer.errors import ConfigError, StoreError
 from modelzoo_trainer.exit_codes import DONE, INTERRUPTED, WRONG_USE
 from modelzoo_trainer.report.metric_names import short_names
 from modelzoo_trainer.report.output import check_target, write_report
 from modelzoo_trainer.report.page import page_and_notes, plotly_js
 from modelzoo_trainer.report.run import Run, read_run
 from modelzoo_trainer.stderr import say
+from modelzoo_trainer.stores.urls import is_url
 
 MAX_RUNS: Final = 20
 DEFAULT_OUTPUT: Final = "report.html"
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
-        type=Path,
+        type=_run,
         metavar="RUN_DIR",
         help=f"the model_dir of a run that had a JsonlLogger (the default with a YAML file), or a "
         f"file of metrics with one JSON object per line; the curves of up to {MAX_RUNS} runs are "
@@ -56,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write or serve a report, and return the exit code."""
     try:
+        options.runs = [local_path(one, siblings=True) for one in options.runs]
         if options.watch is not None:
             from modelzoo_trainer.report.watching import serve
 
@@ -67,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         runs = read_runs(options.runs)
         html, notes = page_and_notes(runs)
         write_report(output, html)
-    except ConfigError as error:
+    except (ConfigError, StoreError) as error:
         say(str(error))
         return WRONG_USE
     except KeyboardInterrupt:
@@ -104,6 +107,10 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 def _count(runs: Sequence[Run]) -> str:
     num = sum(len(one.values) for run in runs for one in run.metrics.series.values())
     return f"{len(runs)} run{'' if len(runs) == 1 else 's'}, {num} values"
+
+
+def _run(text: str) -> Path | str:
+    return text if is_url(text) else Path(text)
 
 
 def _port(text: str) -> int:

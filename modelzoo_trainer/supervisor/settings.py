@@ -113,12 +113,28 @@ def _settings_of(item: Any) -> Settings | None:
     hang, startup = _get(section, "hang_timeout"), _get(section, "startup_timeout")
     if type(num) is not int or num < 1 or not (_is_limit(hang) and _is_limit(startup)):
         return None
-    model_dir = _get(init, "model_dir")
     return Settings(
-        model_dir=Path(model_dir if isinstance(model_dir, str) and model_dir else _MODEL_DIR),
+        model_dir=_folder_of(_get(init, "model_dir"), _get(init, "object_store")),
         max_num_restarts=num,
         hang_timeout=hang,
         startup_timeout=startup,
+    )
+
+
+def _folder_of(model_dir: Any, object_store: Any) -> Path:
+    """Return the folder of a run; of a URL, its local copy."""
+    from modelzoo_trainer.stores.mirror import resolve
+
+    if not isinstance(model_dir, str) or not model_dir:
+        return Path(_MODEL_DIR)
+    cache, options = _get(object_store, "cache_dir"), _get(object_store, "options")
+    return Path(
+        resolve(
+            model_dir,
+            "model_dir",
+            cache_dir=cache if isinstance(cache, str) else None,
+            options=options if isinstance(options, dict) else None,
+        )
     )
 
 

@@ -176,6 +176,7 @@ _INIT: Final = (
     "checkpoint",
     "logging",
     "autorestart",
+    "object_store",
     "callbacks",
     "loggers",
 )

@@ -41,7 +41,10 @@ def _size(plan: TrainerPlan, scoped: type) -> int | None:
 
 GROUPS: Final = ("core", "user", "loggers", "global")
 
-_SECTIONS: Final = ("autorestart", "precision", "loop", "logging", "checkpoint")
+_SECTIONS: Final = (
+    *("autorestart", "precision", "loop", "logging", "checkpoint"),
+    "object_store",
+)
 
 
 def hook_order(plan: TrainerPlan) -> str:

@@ -21,6 +21,7 @@ from modelzoo_trainer.config.report.schedules import schedule_lines
 from modelzoo_trainer.core import Checkpoint
 from modelzoo_trainer.data.registry import PROCESSORS
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.stores.urls import is_url
 
 _MODES: Final = {
     "train": "train, without validation (fit)",
@@ -64,7 +65,7 @@ def _start(plan: TrainerPlan, model_dir: str | Path | None) -> str:
     if given is not ...:
         return f"{show(plain(given))} ({key})"
     checkpoint = RunLength.of(plan).checkpoint
-    root = checkpoint.checkpoint_root
+    root = checkpoint.checkpoint_url or checkpoint.checkpoint_root
     folder = "model_dir" if root is None else show(plain(root))
     if plan.method == "validate_all":
         return f"each checkpoint in {folder}"
@@ -93,8 +94,10 @@ def _lack(checkpoint: Checkpoint, place: str | Path | None, shown: str) -> str |
     """Return why there is no checkpoint to validate, or None if there seems to be one."""
     if not checkpoint.autoload_last_checkpoint:
         return "autoload_last_checkpoint is false"
+    if place is None or is_url(place):  # not known without the network
+        return None
     try:
-        is_lacking = place is not None and not checkpoint.is_any_in(Path(place))
+        is_lacking = not checkpoint.is_any_in(Path(place))
     except CheckpointError as error:
         return str(error).rstrip(".")
     return f"no checkpoint in {shown}" if is_lacking else None

@@ -1,0 +1,220 @@
+"""Object stores as `model_dir` or `checkpoint_root`: each has a local copy, which is uploaded."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.constraints import NonNegativeFloat, Seconds, checked
+from modelzoo_trainer.core.artifact_dir import folder_of
+from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
+from modelzoo_trainer.stores.cache import make_room
+from modelzoo_trainer.stores.mirror import Mirror, mirror_of, open_mirror, resolve
+from modelzoo_trainer.stores.pulling import fetch, pull
+from modelzoo_trainer.stores.pushing import files_of
+from modelzoo_trainer.stores.session import Session, Times
+from modelzoo_trainer.stores.urls import StoreUrl, is_url, parse_url
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.core.checkpoint import Checkpoint
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.stores")
+
+_GIB: Final = 2**30
+
+
+class ObjectStore(CoreCallback):
+    """Settings of object stores, for `model_dir`, `checkpoint_root` and `ckpt_path` that are URLs.
+
+    Such a folder has a local copy, where everything is written first. A thread uploads checkpoints,
+    metrics and logs; training does not wait for it. The end of a fit waits, and raises an error
+    that says what is only in the local copy if uploads fail for `wait_seconds`.
+
+    Credentials come from environment variables or the role of the machine.
+
+    Args:
+        cache_dir: The folder of local copies; None = `~/.cache/modelzoo_trainer/stores`.
+        cache_size: GiB that local copies of uploaded checkpoints may take; the newest one always
+            stays. None = the two newest ones stay.
+        sync_seconds: Time between two uploads of metrics and logs.
+        lease_seconds: A run that does not renew its lock for so long counts as dead, so that
+            another machine may continue it.
+        wait_seconds: How long the end of a fit waits for uploads without any progress.
+        options: Of the store, such as `endpoint` and `region`.
+
+    Raises:
+        ConfigError: If a setting is invalid; at set-up, if the store cannot be used, or another run
+            uses the prefix; when a checkpoint is saved, if another run has taken it over.
+    """
+
+    @checked("object_store")
+    def __init__(
+        self,
+        cache_dir: str | Path | None = None,
+        cache_size: NonNegativeFloat | None = None,
+        sync_seconds: Seconds = 30.0,
+        lease_seconds: Seconds = 60.0,
+        wait_seconds: Seconds = 600.0,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self.cache_dir = cache_dir
+        self.cache_bytes = None if cache_size is None else int(cache_size * _GIB)
+        self.times = Times(sync_s=sync_seconds, lease_s=lease_seconds, wait_s=wait_seconds)
+        self.options = dict(options or {})
+        self._mirrors: list[Mirror] = []
+        self._sessions: list[Session] = []
+
+    # ---- URLs
+
+    def local(self, given: Any, setting: str) -> Any:
+        """Return the local folder of a URL; anything else unchanged. Does not use the network."""
+        return resolve(given, setting, cache_dir=self.cache_dir, options=self.options)
+
+    def bind(self, checkpoint: Checkpoint, model_dir: Any) -> Path:
+        """Return the folder of a trainer, and tell its checkpoints theirs. Uses no network.
+
+        Raises:
+            ConfigError: If one cannot be a folder.
+        """
+        given = folder_of("model_dir", self.local(model_dir, "model_dir"))
+        home = Path(os.path.abspath(given))
+        if checkpoint.checkpoint_url is not None:
+            root = self.local(checkpoint.checkpoint_url, "checkpoint.checkpoint_root")
+            checkpoint.checkpoint_root = Path(root)
+        mirrors = {}
+        for folder in (home, checkpoint.checkpoint_root):
+            mirror = None if folder is None else mirror_of(folder)
+            if mirror is not None:
+                mirrors[str(mirror.path)] = mirror
+                _ = mirror.store  # finds invalid options, and a missing package
+        self._mirrors = list(mirrors.values())
+        return home
+
+    def checkpoint_at(self, given: Any) -> Path:
+        """Return the local path of a checkpoint or of weights, given as a path or URL.
+
+        Raises:
+            NoCheckpoint: If there is none at the URL.
+            ConfigError: If the URL is invalid.
+            StoreError: If the store cannot be read.
+        """
+        if not isinstance(given, (str, Path)) or not is_url(given):
+            return Path(given)
+        url = parse_url(given, "ckpt_path")
+        if isinstance(url, Path):
+            return url
+        parent, _, name = url.prefix.rpartition("/")
+        if not name:
+            raise NoCheckpoint(f"ckpt_path: '{url}' is a bucket. Add the name of a checkpoint.")
+        mirror = open_mirror(
+            StoreUrl(url.scheme, url.bucket, parent),
+            cache_dir=self.cache_dir,
+            options=self.options,
+        )
+        return fetch(mirror, name)
+
+    # ---- a run
+
+    @override
+    def pre_setup(self, trainer: Trainer) -> None:
+        if not trainer.backend.caps.holds_values or not trainer.backend.comm.is_main:
+            return
+        for mirror in self._mirrors:
+            is_of_run = mirror is mirror_of(trainer.model_dir)
+            if is_of_run:
+                self._sessions.append(Session.begin(mirror, self.times, self.cache_bytes))
+            else:
+                _pull_only(mirror)
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        if not self._mirrors or not trainer.backend.caps.holds_values:
+            return
+        stack.push(partial(self._finish, trainer))
+        if not trainer.backend.comm.is_main:
+            return
+        begun = {id(session.mirror) for session in self._sessions}
+        for mirror in self._mirrors:
+            if id(mirror) not in begun:  # of checkpoints only
+                self._sessions.append(Session.begin(mirror, self.times, self.cache_bytes))
+        for session in self._sessions:
+            session.start()
+
+    def _finish(
+        self,
+        trainer: Trainer,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for the uploads of a fit, in all processes: one that ends may end the others.
+
+        Raises:
+            CheckpointError: If something could not be uploaded, unless the fit has failed or was
+                interrupted; then it is logged.
+        """
+        text = " ".join(filter(None, map(Session.finish, self._sessions)))
+        if error is None:
+            text = trainer.backend.comm.broadcast_object(text)
+        if text and error is None and trainer.interrupted is None:
+            raise CheckpointError(text)
+        if text and trainer.backend.comm.is_main:
+            log.error("%s", text)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        for session in self._sessions:
+            session.lease.require()
+            make_room(session.mirror, _last_bytes(trainer))
+
+    @override
+    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        self._ask()
+
+    def saving_end(self) -> None:
+        """Upload also what callbacks have written."""
+        self._ask()
+
+    def _ask(self) -> None:
+        for session in self._sessions:
+            session.ask()
+
+    def leave(self) -> None:
+        """Upload what is left and release the locks, after all callbacks are closed. Idempotent."""
+        sessions, self._sessions = self._sessions, []
+        for session in sessions:
+            session.end()
+
+
+def _pull_only(mirror: Mirror) -> None:
+    try:
+        pull(mirror, owns=False)
+    except (StoreError, OSError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _last_bytes(trainer: Trainer) -> int:
+    """Return the size of the newest checkpoint of a run, as an estimate of the next."""
+    path = trainer.checkpoint.get_latest_checkpoint(trainer)
+    if path is None:
+        return 0
+    try:
+        return sum(one["size_bytes"] for one in files_of(path).values())
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,122 @@
+"""What a process does with the store of a run: lock it, upload to it, and leave it in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from modelzoo_trainer.errors import ConfigError, StoreError
+from modelzoo_trainer.stores.lease import LEASE_S, open_lease
+from modelzoo_trainer.stores.mirror import Mirror
+from modelzoo_trainer.stores.pulling import pull
+from modelzoo_trainer.stores.uploader import Uploader
+
+log = logging.getLogger("modelzoo_trainer.stores")
+
+_OPEN: Final[dict[str, Session]] = {}
+_LOCK: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """How often and how long a run uses the store.
+
+    Args:
+        sync_s: Time between two uploads of metrics and logs.
+        lease_s: Time after which a run that no longer answers counts as dead.
+        wait_s: How long the end of a run waits for uploads without any progress.
+    """
+
+    sync_s: float = 30.0
+    lease_s: float = LEASE_S
+    wait_s: float = 600.0
+
+
+class Session:
+    """The lock on a prefix, and the uploads to it; shared by the trainers of a process.
+
+    Args:
+        mirror: The mirror of the prefix.
+        times: How often it is used.
+        cache_bytes: The most that local copies may take; None = two checkpoints.
+    """
+
+    def __init__(self, mirror: Mirror, times: Times, cache_bytes: int | None) -> None:
+        self.mirror = mirror
+        self.times = times
+        self.lease = open_lease(mirror.url, mirror.options, seconds=times.lease_s)
+        self.uploader: Uploader | None = None
+        self._cache_bytes = cache_bytes
+        self._num_users = 0
+        self._pid = os.getpid()
+
+    @classmethod
+    def begin(cls, mirror: Mirror, times: Times, cache_bytes: int | None) -> Session:
+        """Check and lock the prefix, and bring the mirror up to date.
+
+        Raises:
+            ConfigError: If the store cannot be used, or another run holds the lock.
+        """
+        with _LOCK:
+            known = _OPEN.get(str(mirror.path))
+            if known is None or known._pid != os.getpid():
+                known = cls(mirror, times, cache_bytes)
+                known._open()
+                _OPEN[str(mirror.path)] = known
+            known._num_users += 1
+            return known
+
+    def _open(self) -> None:
+        try:
+            self.mirror.store.probe()
+            self.lease.take()
+            try:
+                pull(self.mirror, owns=True)
+            except BaseException:
+                self.lease.release()
+                raise
+        except (StoreError, OSError) as error:
+            raise ConfigError(str(error)) from None
+        self.uploader = Uploader(
+            self.mirror,
+            sync_s=self.times.sync_s,
+            cache_bytes=self._cache_bytes,
+            check=self.lease.check,
+        )
+
+    def start(self) -> None:
+        """Upload in the background from now on."""
+        assert self.uploader is not None
+        self.uploader.start()
+
+    def ask(self) -> None:
+        """Have new checkpoints sent now; returns at once."""
+        if self.uploader is not None and self._pid == os.getpid():
+            self.uploader.ask()
+
+    def finish(self) -> str | None:
+        """Wait until everything is in the store; return what is not, and why."""
+        assert self.uploader is not None
+        return self.uploader.finish(self.times.wait_s)
+
+    def end(self) -> None:
+        """Upload what is left, and release the lock when no trainer uses it. Logs failures."""
+        with _LOCK:
+            self._num_users -= 1
+            if self._num_users > 0 or self._pid != os.getpid():
+                return
+            _OPEN.pop(str(self.mirror.path), None)
+        assert self.uploader is not None
+        self.uploader.stop()
+        if self.uploader.report() is not None:
+            log.debug("Uploading the last metrics and logs to %s.", self.mirror.url)
+            self.uploader.round()
+        if text := self.uploader.report():
+            log.error("%s", text)
+        try:
+            self.lease.release()
+        except (StoreError, OSError) as error:
+            log.warning("%s", error)

@@ -1,0 +1,251 @@
+"""A trainer whose folders are URLs does all that it does in a folder, on any machine."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelzoo_trainer import (
+    Callback,
+    Checkpoint,
+    ConfigError,
+    ObjectStore,
+    Trainer,
+    TrainingLoop,
+    checkpointing,
+)
+from modelzoo_trainer.callbacks import (
+    ExtraCheckpoint,
+    KeepNCheckpoints,
+    SaveBest,
+)
+from modelzoo_trainer.errors import CheckpointError, StoreError
+from modelzoo_trainer.loggers import JsonlLogger
+from modelzoo_trainer.stores.lease import Lease
+from modelzoo_trainer.stores.store import Store, open_store
+from tests.doubles import Cut, TinyModel, differing, sgd, tiny_batches, weights_of
+
+pytest.importorskip("obstore")
+
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://bucket-{secrets.token_hex(4)}/runs/a"
+
+
+@pytest.fixture
+def store(url: str) -> Store:
+    return open_store(url)
+
+
+@pytest.fixture
+def run_on(tmp_path: Path, url: str) -> Iterator[Make]:
+    """Return a function that makes a trainer of the run on a machine of a name."""
+    made: list[Trainer] = []
+
+    def make(machine: str, num_steps: int = 6, **options: Any) -> Trainer:
+        for other in made:
+            other.close()
+        wait_s = options.pop("wait_seconds", 30.0)
+        loop = TrainingLoop(num_steps=num_steps, eval_frequency=options.pop("eval_frequency", None))
+        options.setdefault("checkpoint", Checkpoint(steps=2))
+        options.setdefault("model_dir", url)
+        made.append(
+            Trainer(
+                model=lambda: TinyModel(dropout=0.5),
+                optimizer=sgd,
+                loop=loop,
+                seed=1,
+                progress="none",
+                object_store=ObjectStore(cache_dir=tmp_path / machine, wait_seconds=wait_s),
+                **options,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+def cut(batches: list[Any], num: int) -> list[Any]:
+    """Return batches of which one raises an error when it is used."""
+    return [*batches[:num], Bad(), *batches[num + 1 :]]
+
+
+class Bad:
+    def __iter__(self) -> Iterator[Any]:
+        raise Cut
+
+
+def stored(store: Store) -> set[str]:
+    names = {one.name for one in store.list("")}
+    return {name.removesuffix("/manifest.json") for name in names if name.endswith("manifest.json")}
+
+
+def test_run_is_in_the_store_when_it_has_ended(run_on: Make, store: Store) -> None:
+    trainer = run_on("one", loggers=[JsonlLogger()])
+    trainer.fit(tiny_batches(6))
+    assert stored(store) == {"checkpoint_2", "checkpoint_4", "checkpoint_6"}
+    assert b'"loss"' in store.read("metrics.jsonl")[0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_resumes_exactly_on_a_machine_with_an_empty_cache(
+    run_on: Make, tmp_path: Path, asynchronous: bool
+) -> None:
+    whole = run_on("whole", model_dir=tmp_path / "whole", num_steps=9)
+    whole.fit(tiny_batches(9))
+    expected = weights_of(whole)
+    first = run_on("one", checkpoint=Checkpoint(steps=2, asynchronous=asynchronous), num_steps=9)
+    with pytest.raises(Cut):
+        first.fit(cut(tiny_batches(9), 5))
+    second = run_on("other", num_steps=9)
+    second.fit(tiny_batches(9))
+    assert second.checkpoint.begun_with[1] == 4
+    assert second.global_step == 9
+    assert differing(weights_of(second), expected) == []
+
+
+def test_old_checkpoints_are_deleted_from_the_store(run_on: Make, store: Store) -> None:
+    run_on("one", callbacks=[KeepNCheckpoints(2)], num_steps=6).fit(tiny_batches(20))
+    assert stored(store) == {"checkpoint_4", "checkpoint_6"}
+    run_on("other", callbacks=[KeepNCheckpoints(2)], num_steps=4).fit(tiny_batches(20))
+    assert stored(store) == {"checkpoint_8", "checkpoint_10"}
+    assert not [one.name for one in store.list("checkpoint_4")]
+
+
+def test_best_checkpoint_is_found_on_another_machine(run_on: Make, store: Store) -> None:
+    best = SaveBest("loss", mode="min")
+    first = run_on("one", callbacks=[best])
+    first.fit(tiny_batches(6))
+    assert best.best_path is not None
+    assert best.best_path.name in stored(store)
+    second = run_on("other")
+    second.validate(tiny_batches(2), ckpt_path="best")
+    expected = checkpointing.load(best.best_path)["model"]
+    assert differing(weights_of(second), dict(expected)) == []
+
+
+def test_side_checkpoints_and_weights_are_uploaded(run_on: Make, store: Store) -> None:
+    trainer = run_on("one", callbacks=[ExtraCheckpoint(steps=3, folder="extra")])
+    trainer.fit(tiny_batches(6))
+    names = {one.name for one in store.list("extra")}
+    assert names
+
+
+def test_checkpoint_root_alone_is_a_url(
+    run_on: Make, url: str, store: Store, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    for machine, num_steps in (("one", 4), ("other", 2)):
+        checkpoint = Checkpoint(steps=2, checkpoint_root=url)
+        trainer = run_on(machine, checkpoint=checkpoint, model_dir=home, num_steps=num_steps)
+        trainer.fit(tiny_batches(6))
+    assert stored(store) == {"checkpoint_2", "checkpoint_4", "checkpoint_6"}
+    assert (home / "logs").is_dir()
+    assert trainer.result is not None
+
+
+def test_ckpt_path_is_a_url(run_on: Make, url: str, tmp_path: Path) -> None:
+    first = run_on("one")
+    first.fit(tiny_batches(6))
+    second = run_on("other", model_dir=tmp_path / "new")
+    second.validate(tiny_batches(1), ckpt_path=f"{url}/checkpoint_6")
+    assert differing(weights_of(first), weights_of(second)) == []
+    with pytest.raises(CheckpointError, match=r"runs/a/checkpoint_5 does not exist"):
+        second.validate(tiny_batches(1), ckpt_path=f"{url}/checkpoint_5")
+
+
+def test_validates_all_checkpoints_of_a_store(run_on: Make, url: str) -> None:
+    run_on("one").fit(tiny_batches(6))
+    trainer = run_on("other")
+    trainer.validate_all([lambda: tiny_batches(1)], ckpt_paths=trainer.checkpoint.all_of(trainer))
+    assert trainer.result is not None
+
+
+class Down:
+    """A store that answers no request to write."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_down = False
+        for name in ("put", "create"):
+            real = getattr(Store, name)
+
+            def call(store: Store, *args: Any, _real: Any = real, **options: Any) -> Any:
+                if self.is_down and not str(args[0]).startswith("."):
+                    raise StoreError("the store is down", is_temporary=True)
+                return _real(store, *args, **options)
+
+            monkeypatch.setattr(Store, name, call)
+
+
+def test_training_goes_on_while_the_store_is_down(
+    run_on: Make, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    down = Down(monkeypatch)
+    trainer = run_on("one")
+
+    class Outage(Callback):
+        def on_step_committed(self, trainer: Trainer) -> None:
+            down.is_down = trainer.global_step < 5
+
+    trainer.add_callback(Outage())
+    trainer.fit(tiny_batches(6))
+    assert stored(store) == {"checkpoint_2", "checkpoint_4", "checkpoint_6"}
+
+
+def test_end_of_a_run_says_what_could_not_be_uploaded(
+    run_on: Make, url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = Down(monkeypatch)
+    trainer = run_on("one", wait_seconds=1.0)
+    down.is_down = True
+    with pytest.raises(CheckpointError) as raised:
+        trainer.fit(tiny_batches(6))
+    text = str(raised.value)
+    assert f"checkpoint upload {trainer.model_dir}" in text
+    assert "checkpoint_6, checkpoint_4, checkpoint_2" in text
+    assert "the store is down" in text
+    assert url in text
+    trainer.close()
+    assert stored(store) == set()
+    down.is_down = False
+    run_on("one").close()
+    assert stored(store) == {"checkpoint_2", "checkpoint_4", "checkpoint_6"}
+
+
+def test_second_run_on_a_prefix_is_refused(run_on: Make, url: str) -> None:
+    first = run_on("one")
+    lease = first.object_store._sessions[0].lease
+    with pytest.raises(ConfigError, match="in use by process"):
+        Lease(open_store(url)).take()
+    assert lease.is_held
+    first.close()
+    Lease(open_store(url)).take()
+    with pytest.raises(ConfigError, match="in use by process"):
+        run_on("other")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("s4://bucket/run", r"model_dir: 's4://' is not a known scheme"),
+        ("s3://", r"model_dir: 's3://' names no bucket"),
+        (Path("s3://bucket/run"), r"model_dir: .* one slash"),
+        ("s3://key:secret@bucket/run", r"model_dir: s3://\.\.\. contains a user name"),
+    ],
+)
+def test_invalid_urls_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Trainer(model=TinyModel(), model_dir=given)
+
+
+def test_file_url_is_a_plain_path(tmp_path: Path) -> None:
+    trainer = Trainer(model=TinyModel(), model_dir=f"file://{tmp_path}/run", progress="none")
+    assert trainer.model_dir == tmp_path / "run"
+    trainer.close()
