@@ -149,8 +149,8 @@ class BackgroundSaver:
     """Write one checkpoint at a time while the caller continues.
 
     From the second save on, a large state in the memory of this process is frozen: pages are
-    write-protected until another process has copied them, which writes the files. Whoever writes to
-    the state in whatever way waits, if at all, for the page. Everything else (small states, other
+    write-protected until another process has copied them, which writes the files. A write to the
+    state, of any kind, waits until its page is copied. Everything else (small states, other
     devices, memory shared with other processes, systems where `can_protect` is false) is copied at
     once, into memory that is reused, and written by a thread.
 
@@ -290,7 +290,7 @@ class BackgroundSaver:
         self._fly(path, write)
 
     def _freeze(self, tensors: list[Tensor]) -> FrozenState | None:
-        """Freeze tensors for the other process; None = they have to be copied."""
+        """Freeze tensors for the other process; None = copy them instead."""
         if self._process is None or not self._is_to_freeze(tensors):
             return None
         try:

@@ -1,7 +1,7 @@
 """Write-protect memory of this process until another process has copied it (userfaultfd, Linux).
 
-Whoever writes to a protected page, in whatever way, waits until that page is copied: about a
-millisecond, and only in the short time in which the copy is being made.
+A write to a protected page, of any kind, waits until that page is copied: about a millisecond, and
+only in the short time in which the copy is being made.
 """
 
 from __future__ import annotations
