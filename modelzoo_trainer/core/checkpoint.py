@@ -204,7 +204,8 @@ class Checkpoint(CoreCallback, Interceptable):
         self._found = None
         backend = trainer.backend
         path = self._choose(trainer, ckpt_path, is_restart) if backend.comm.is_main else None
-        return backend.comm.broadcast_object(path)  # type: ignore[no-any-return]  # that path
+        path, self.is_own = backend.comm.broadcast_object((path, self.is_own))
+        return path  # type: ignore[no-any-return]  # that path
 
     def _is_fresh(self, trainer: Trainer) -> bool:
         return trainer not in self._not_fresh
@@ -218,6 +219,9 @@ class Checkpoint(CoreCallback, Interceptable):
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
             self._found = self._found or self._newest_intact(trainer)
             self._warn_of_others(trainer)
+            if self._found is None and ckpt_path not in (..., LAST, None):
+                self.is_own = False  # it has ended before its first checkpoint
+                return self._chosen(trainer, ckpt_path)
         if self._found is None:
             self._require_last(trainer, ckpt_path)
             if not (trainer.is_resuming or trainer.global_step) and self._is_fresh(trainer):
