@@ -126,6 +126,7 @@ _RULES: Final = (
         "OperationAborted ConditionalRequestConflict Throttling ThrottlingException NoSuchUpload "
         "InvalidPart TooManyRequests RequestLimitExceeded 408 409 425 429 500 502 503 504",
     ),
+    _Rule(Failure("the store refused the request", is_temporary=True), "MalformedXML 400"),
     _Rule(
         Failure("access is denied", "Grant reading, writing, listing and deleting objects."),
         "AccessDenied AllAccessDisabled AccountProblem AuthorizationFailure "
@@ -164,6 +165,7 @@ _RULES: Final = (
         Failure("the connection was interrupted", is_temporary=True),
         texts=(
             "HTTP error",
+            "invalid list response",
             "IncompleteMessage",
             "Interrupted",
             "error decoding",

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import xxhash
@@ -29,11 +29,11 @@ from modelzoo_trainer.stores.urls import StoreUrl
 require_sibling("backends")
 from backends.coordination.liveness import Identity, StallTimer, own_identity  # noqa: E402
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("modelzoo_trainer.stores")
 LOCK_NAME: Final = ".lock"
-LEASE_S: Final = 60.0
+LEASE_S: Final = 90.0
 MAX_LEASE_S: Final = 600.0
-_RENEWALS: Final = 3  # per lease
+_RENEWALS: Final = 4  # per lease
 _LOOKS: Final = 20  # per lease, while waiting for it
 _LONGEST_LOOK_S: Final = 5.0
 
@@ -44,6 +44,7 @@ class Holder:
 
     Args:
         holder: Random name of the holder.
+        epoch: How often the lock was taken.
         renewal: Random name of this renewal: no content is written twice.
         seconds: Seconds within which the holder renews it.
         host: Name of its machine, for messages.
@@ -55,6 +56,7 @@ class Holder:
     """
 
     holder: str
+    epoch: int
     renewal: str
     seconds: float
     host: str
@@ -112,6 +114,8 @@ class Lease:
         self._pid = 0
         self._tag: Tag | None = None
         self._holder: Holder | None = None
+        self.previous: str | None = None
+        """The `token` that held the lock before this process took it; None = no one."""
         self._names: set[str] = set()  # also of requests that seemed to have failed
         self._renewed_at = 0.0
         self._winner: str | None = None
@@ -121,6 +125,16 @@ class Lease:
     def is_held(self) -> bool:
         """Whether this process holds the lock, as far as it knows."""
         return self._count > 0 and self._pid == os.getpid() and self._winner is None
+
+    @property
+    def token(self) -> str:
+        """A random name of this holding of the lock; empty if it is not held."""
+        return "" if self._holder is None else self._holder.holder
+
+    @property
+    def epoch(self) -> int:
+        """How often the lock of the prefix was taken until now; 0 if it is not held."""
+        return 0 if self._holder is None else self._holder.epoch
 
     def take(self) -> None:
         """Lock the prefix; waits for one lease if its holder may have died.
@@ -135,8 +149,8 @@ class Lease:
         self._forget()
         holder = self._new_holder()
         self._names.add(holder.holder)
-        self._acquire(holder)
-        self._holder, self._pid, self._count = holder, os.getpid(), 1
+        self._holder = self._acquire(holder)
+        self._pid, self._count = os.getpid(), 1
         threading.Thread(
             target=self._keep, args=(self._stop,), name="store lock", daemon=True
         ).start()
@@ -150,7 +164,7 @@ class Lease:
         """
         if not self._count or self._pid != os.getpid():
             return
-        if self._winner is None and _now() - self._renewed_at > self._seconds * 2 / _RENEWALS:
+        if self._winner is None and _now() - self._renewed_at > self._seconds / 2:
             self._renew()
         self.require()
 
@@ -192,6 +206,7 @@ class Lease:
         identity = own_identity()
         return Holder(
             holder=secrets.token_hex(8),
+            epoch=1,
             renewal=secrets.token_hex(8),
             seconds=self._seconds,
             host=platform.node(),
@@ -201,8 +216,8 @@ class Lease:
             since=time.strftime("%F %T"),
         )
 
-    def _acquire(self, holder: Holder) -> None:
-        """Create the lock, or take a free or abandoned one."""
+    def _acquire(self, holder: Holder) -> Holder:
+        """Create the lock, or take a free or abandoned one; return what was written."""
         interval_s = min(self._seconds / _LOOKS, _LONGEST_LOOK_S)
         timer = StallTimer(interval_s)
         watched: Tag | None = None
@@ -211,18 +226,21 @@ class Lease:
             try:
                 data, tag = self._store.read(LOCK_NAME)
             except NoSuchObject:
-                self._tag, self._renewed_at = self._create(holder), begun
+                self._tag, self._renewed_at, self.previous = self._create(holder), begun, None
                 if self._tag is not None:
-                    return
+                    return holder
                 continue
             found = _decoded(data)
             limit_s = self._seconds if found is None else found.seconds
             is_stalled = timer.is_stalled(tag, limit_s)
             if is_stalled or (found is not None and self._is_free(found)):
+                if found is not None:
+                    holder = replace(holder, epoch=found.epoch + 1)
                 with suppress(ObjectChanged):
                     self._tag = self._store.replace(LOCK_NAME, _encoded(holder), tag)
                     self._renewed_at = begun
-                    return
+                    self.previous = None if found is None else found.holder
+                    return holder
                 continue
             if found is not None and (found.identity.is_seen() or watched not in (None, tag)):
                 raise ConfigError(
@@ -264,11 +282,7 @@ class Lease:
         assert self._holder is not None
         assert self._tag is not None
         begun = _now()
-        facts = asdict(self._holder) | {
-            "renewal": secrets.token_hex(8),
-            "is_released": is_released,
-        }
-        holder = Holder(**facts)
+        holder = replace(self._holder, renewal=secrets.token_hex(8), is_released=is_released)
         tag: Tag | None
         try:
             tag = self._store.replace(LOCK_NAME, _encoded(holder), self._tag)

@@ -80,6 +80,25 @@ def test_the_lock_is_free_after_its_release(machine: Machine) -> None:
     assert not first.is_held
 
 
+def test_each_holder_knows_its_number_and_the_one_before(machine: Machine) -> None:
+    first, _ = machine.lease(seconds=600)
+    assert (first.token, first.epoch) == ("", 0)
+    first.take()
+    token = first.token
+    assert (first.previous, first.epoch) == (None, 1)
+    first._renew()
+    assert (first.token, first.epoch) == (token, 1)
+    first.release()
+    second, _ = machine.lease(seconds=600)
+    second.take()
+    assert (second.previous, second.epoch) == (token, 2)
+    other = second.token
+    second.release()
+    first.take()
+    assert (first.previous, first.epoch) == (other, 3)
+    assert first.token not in ("", token, other)
+
+
 def test_trainers_of_a_process_share_the_lock(machine: Machine) -> None:
     lease, _ = machine.lease()
     lease.take()
