@@ -183,17 +183,27 @@ class Pusher:
         """
         entries = self.mirror.store.list("")
         now = max((entry.modified for entry in entries), default=0.0)
-        old = [
-            entry.name
+        parts = [
+            (entry.name, part["name"], part["attempt"])
             for entry in entries
             if (part := ATTEMPT.fullmatch(entry.name)) is not None
             and self.record.checkpoints.get(part["name"]) != part["attempt"]
             and entry.modified < now - _OLD_S
         ]
+        # The record may lack a checkpoint that a listing has lacked.
+        kept = {name: self._attempt_there(name) for name in {name for _, name, _ in parts}}
+        old = [file for file, name, attempt in parts if kept[name] != attempt]
         if old:
             self._check()
             self.mirror.store.delete(old)
             log.info("Deleted %d files of interrupted uploads to %s.", len(old), self.mirror.url)
+
+    def _attempt_there(self, name: str) -> str | None:
+        """Return the attempt that a checkpoint in the store consists of."""
+        try:
+            return attempt_of(self.mirror.store.read(f"{name}/{MANIFEST}")[0])
+        except NoSuchObject:
+            return None
 
     def _next(self, tried: set[str]) -> str | None:
         """Return the newest checkpoint to upload in this round."""
