@@ -75,10 +75,12 @@ class Machine:
         self.bare = S3Store(BUCKET, client_options={"allow_http": True}, **server.options)
 
     def put_bare(self) -> None:
+        """Upload its files with obstore."""
         for file in self.files:
             obstore.put(self.bare, f"bare/{file.name}", file)
 
     def push(self) -> None:
+        """Upload it as a run does."""
         Pusher(self.mirror, lambda: None).push()
 
     def time_download(self) -> float:
@@ -89,6 +91,7 @@ class Machine:
             return timed(lambda: checkpointing.load(other.path / NAME))
 
     def delete(self) -> None:
+        """Delete everything in the bucket."""
         self.mirror.store.delete([one.name for one in self.mirror.store.list()])
         obstore.delete(self.bare, [f"bare/{file.name}" for file in self.files])
         (self.mirror.folder / "record.json").unlink()
@@ -109,7 +112,7 @@ def measure(machine: Machine, rounds: int) -> None:
     )
     for name, seconds in times.items():
         median = statistics.median(seconds)
-        print(f"{name:9} {median:6.2f} s {machine.num_bytes / median / 1e6:7.0f} MB/s")
+        print(f"{name:9} {median:6.2f} s {megabytes / median:7.0f} MB/s")
     ratio = statistics.median(times["bare"]) / statistics.median(times["ours"])
     pairs = statistics.median(a / b for a, b in zip(times["bare"], times["ours"], strict=True))
     print(f"throughput of an upload beside obstore.put: {ratio:.0%} (median of pairs {pairs:.0%})")

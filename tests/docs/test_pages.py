@@ -22,6 +22,7 @@ NOT_RUN = {
     "docs/contribute.md": 3,
     "docs/from_cerebras.md": 1,
     "docs/install.md": 3,
+    "docs/jobs.md": 1,
     "docs/object_stores.md": 2,
     "docs/scaling.md": 2,
     "docs/xla.md": 1,
