@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -15,6 +14,7 @@ from typing_extensions import override
 
 from .backend import Backend, Caps
 from .conditional_step import ConditionalSteps, put_back
+from .coordination.launch import local_rank
 from .errors import BackendUnavailable
 from .fast_step import fuse_optimizer
 from .prefetch import Lane, LookAhead, PlainLane, StreamLane, has_streams
@@ -91,7 +91,7 @@ class AcceleratorBackend(AsynchronousBackend):
 
     Args:
         kind: torch's name of the device.
-        index: The device index; None = the environment variable LOCAL_RANK, else 0.
+        index: The device index; None = the rank of this process on its host.
         **options: Options of `AsynchronousBackend`.
 
     Raises:
@@ -101,9 +101,9 @@ class AcceleratorBackend(AsynchronousBackend):
     name = "accelerator"
 
     def __init__(self, *, kind: str, index: int | None = None, **options: Any) -> None:
-        self._from_local_rank = index is None and "LOCAL_RANK" in os.environ
-        if index is None:
-            index = int(os.environ.get("LOCAL_RANK", "0"))
+        rank = local_rank() if index is None else None
+        self._from_local_rank = rank is not None
+        index = rank or 0 if index is None else index
         self._device = torch.device(kind, index)
         self._has_sparse_gradients = False
         super().__init__(**options)
@@ -159,7 +159,7 @@ class AcceleratorBackend(AsynchronousBackend):
             raise BackendUnavailable(
                 f"{given} is {index}, but this process sees {count} {kind} devices "
                 f"(0-{count - 1}). Start at most {count} processes per node, make more devices "
-                f"visible, or set backend.index."
+                f"visible (srun without --gpus-per-task and --gpu-bind), or set backend.index."
             )
         torch.accelerator.set_device_index(index)
 

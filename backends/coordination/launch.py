@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ..errors import BackendError
 
+_RESTARTS: Final = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _VERBOSITY: Final = "TORCH_CPP_LOG_LEVEL"
@@ -40,6 +42,8 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     """
     env = os.environ if environ is None else environ
     given = [name for name in ("RANK", "WORLD_SIZE") if env.get(name)]
+    if not given and _is_in_step(env):
+        return _read_step(env)
     if not given or (env.get("WORLD_SIZE") == "1" and env.get("RANK", "0") == "0"):
         return None
     missing = [name for name in _NEEDED if not env.get(name)]
@@ -57,8 +61,8 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     if not env.get("LOCAL_RANK"):
         raise BackendError(
             f"WORLD_SIZE is {num}, but LOCAL_RANK is not set, so it is unknown which device "
-            f"process {rank} uses. {_START} Other launchers must also set LOCAL_RANK "
-            f"(with srun: LOCAL_RANK=$SLURM_LOCALID)."
+            f"process {rank} uses. {_START} Other launchers must also set LOCAL_RANK; with srun, "
+            f"set only MASTER_ADDR and MASTER_PORT."
         )
     local_rank = _number(env, "LOCAL_RANK", 0)
     num_local = _number(env, "LOCAL_WORLD_SIZE", 1) if env.get("LOCAL_WORLD_SIZE") else num
@@ -74,12 +78,99 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         world_size=num,
         local_world_size=num_local,
         run_id=env.get("TORCHELASTIC_RUN_ID") or f"{host}:{port}",
-        restart_count=_number(env, "TORCHELASTIC_RESTART_COUNT", 0, default=0),
+        restart_count=num_restarts(env),
         max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", 0, default=0),
         host=host,
         port=port,
         uses_agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         is_one_host=num_local == num if env.get("LOCAL_WORLD_SIZE") else host in _LOOPBACK,
+    )
+
+
+def num_restarts(environ: Mapping[str, str] | None = None) -> int:
+    """Return how often torchrun has restarted this process, and Slurm its job.
+
+    Raises:
+        BackendError: If a number is not valid.
+    """
+    env = os.environ if environ is None else environ
+    return sum(_number(env, name, 0, default=0) for name in _RESTARTS)
+
+
+def local_rank(environ: Mapping[str, str] | None = None) -> int | None:
+    """Return the rank of this process on its host; None if its launcher does not tell.
+
+    Raises:
+        BackendError: If it is not valid.
+    """
+    env = os.environ if environ is None else environ
+    if env.get("LOCAL_RANK"):
+        return _number(env, "LOCAL_RANK", 0)
+    has_rank = env.get("RANK") or env.get("WORLD_SIZE")
+    return _read_step(env).local_rank if not has_rank and _is_in_step(env) else None
+
+
+# ---- the tasks of a step of Slurm, started by srun
+
+
+def _is_in_step(env: Mapping[str, str]) -> bool:
+    """Return whether this process is one of several tasks that shall train together.
+
+    Tasks may as well be programs that have nothing to do with each other, so MASTER_ADDR and
+    MASTER_PORT must be set. The script of a job, and a shell of `salloc`, have the tasks of the job
+    in their environment, but none of a step; if they were submitted from within a step, they have
+    what that had, but tasks of a node that are not its.
+    """
+    if not (env.get("MASTER_ADDR") and env.get("MASTER_PORT") and env.get("SLURM_PROCID")):
+        return False
+    if env.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        return False
+    tasks = env.get("SLURM_GTIDS")
+    return tasks is None or len(tasks.split(",")) == _tasks_here(env)
+
+
+def _read_step(env: Mapping[str, str]) -> Launch:
+    num = _number(env, "SLURM_STEP_NUM_TASKS", 1)
+    num_local = _tasks_here(env)
+    if env.get("SLURM_PTY_PORT"):
+        raise BackendError(
+            f"srun --pty gives {num} tasks one terminal. Leave out --pty to train with {num} "
+            f"processes; unset MASTER_ADDR to run a single one in this shell."
+        )
+    host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, 65536)
+    return Launch(
+        rank=_number(env, "SLURM_PROCID", 0, num),
+        local_rank=_number(env, "SLURM_LOCALID", 0, num_local),
+        world_size=num,
+        local_world_size=num_local,
+        run_id=f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}",
+        restart_count=num_restarts(env),
+        host=host,
+        port=port,
+        is_one_host=num_local == num,
+    )
+
+
+def _tasks_here(env: Mapping[str, str]) -> int:
+    """Return the number of the step's tasks on this node, from a text like `2(x3),1`.
+
+    Raises:
+        BackendError: If it is not known.
+    """
+    text, node = env.get("SLURM_STEP_TASKS_PER_NODE", ""), env.get("SLURM_NODEID", "")
+    parts = [re.fullmatch(r"([1-9]\d*)(?:\(x([1-9]\d*)\))?", part) for part in text.split(",")]
+    index = int(node) if node.isdecimal() else -1
+    for part in parts:
+        if part is None or index < 0:
+            break
+        times = int(part[2] or 1)
+        if index < times:
+            return int(part[1])
+        index -= times
+    raise BackendError(
+        f"SLURM_STEP_TASKS_PER_NODE is {text!r} and SLURM_NODEID {node!r}, so it is unknown how "
+        f"many processes are on this node. Start the program with srun or torchrun, and leave the "
+        f"variables of Slurm as they are."
     )
 
 

@@ -100,7 +100,7 @@ def _host(launch: Launch, notice: Store | None) -> TCPStore:
             raise
         raise BackendError(
             f"Port {port} (MASTER_PORT) is in use on this host, perhaps by another run. Use "
-            f"another port: `torchrun --master-port=P`, or let `torchrun --standalone` choose one."
+            f"another one: `torchrun --master-port=P`, or let `torchrun --standalone` choose."
         ) from None
     if notice is not None:
         notice.set(_key(launch), json.dumps([address, store.port]))
@@ -250,6 +250,8 @@ def _is_listening(address: str, port: int) -> bool:
 
 def _take_seat(store: TCPStore, launch: Launch, name: str) -> bool:
     """Claim this rank; return False if it is taken. Announce when all ranks have joined."""
+    if store.compare_set("run", "", launch.run_id) != launch.run_id.encode():
+        return False
     seat = f"seats/{launch.rank}"
     if store.compare_set(seat, "", name) != name.encode():
         return False
@@ -279,5 +281,5 @@ def _who_is_missing(store: TCPStore, launch: Launch, timeout_s: float) -> str:
 def _refuse(launch: Launch, owner: str) -> None:
     raise BackendError(
         f"The store at {launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT) belongs to {owner}, "
-        f"which already has a process {launch.rank}. Use another port."
+        f"or already has a process {launch.rank}. Use another port."
     )

@@ -187,8 +187,8 @@ def _run_distributed(options: argparse.Namespace, names: MakeNames, runner: Runn
         runner.report, runner.processes = report, processes
         if processes.rank == 0 and _restarts(options):
             say(
-                "note: init.autorestart.max_num_restarts has no effect under torchrun, which "
-                "restarts all processes itself. Use torchrun --max-restarts."
+                "note: init.autorestart.max_num_restarts has no effect on several processes: their "
+                "launcher restarts them. Use torchrun --max-restarts."
             )
         return runner.run(load_plans(options, names))
 

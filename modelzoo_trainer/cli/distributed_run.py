@@ -110,6 +110,20 @@ def is_distributed() -> bool:
         raise ConfigError(str(error)) from None
 
 
+def was_restarted(processes: World | None) -> bool:
+    """Return whether a launcher has started this run before. Collective with several processes.
+
+    `processes`: None = a single process.
+
+    Raises:
+        BackendError: If the launcher's environment variables are inconsistent.
+    """
+    from backends.coordination.launch import num_restarts
+
+    is_here = num_restarts() > 0
+    return is_here if processes is None else processes.any_true(is_here)  # counts may differ
+
+
 def end_with_launcher() -> None:
     """Exit when the launcher that started this process is killed."""
     from backends.coordination.orphans import watch_launcher

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelzoo_trainer.cli.distributed_run import Report, report_alone
+from modelzoo_trainer.cli.distributed_run import Report, report_alone, was_restarted
 from modelzoo_trainer.cli.signals import Phase, StopRequests
 from modelzoo_trainer.errors import ConfigError, ModelZooError
 from modelzoo_trainer.exit_codes import DONE, FAILED, WRONG_USE, exit_code
@@ -162,10 +162,7 @@ class Runner:
     def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
         if self._child is not None:
             self._child.begin_trainer(number, trainer.autorestart)
-        # The restart counts of hosts may differ under torchrun.
-        if self.processes is not None and self.processes.any_true(
-            self.processes.launch.restart_count > 0
-        ):
+        if was_restarted(self.processes):
             trainer.autorestart.resume_run()
 
         def phase() -> Phase:

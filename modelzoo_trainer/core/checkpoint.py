@@ -85,8 +85,8 @@ class Checkpoint(CoreCallback, Interceptable):
         strict_version: Accepted for compatibility: an unreadable version is always refused.
         minutes: Write one at the first step boundary n minutes after the last; None = none.
         epochs: Write one at the end of every n-th epoch; None = never.
-        asynchronous: Train while a checkpoint is written, from a copy of the state in host memory.
-            At most one at a time.
+        asynchronous: Train while a checkpoint is written. It has the state of its step: of a copy
+            in host memory, or frozen until another process has copied it. At most one at a time.
         save_final_checkpoint: Write one at the end of a run; on its own, only then.
 
     State: `callbacks`, the callbacks' `state_dict`s; `model_dir`, that of the run, if checkpoints
@@ -204,7 +204,8 @@ class Checkpoint(CoreCallback, Interceptable):
         self._found = None
         backend = trainer.backend
         path = self._choose(trainer, ckpt_path, is_restart) if backend.comm.is_main else None
-        return backend.comm.broadcast_object(path)  # type: ignore[no-any-return]  # that path
+        path, self.is_own = backend.comm.broadcast_object((path, self.is_own))
+        return path  # type: ignore[no-any-return]  # that path
 
     def _is_fresh(self, trainer: Trainer) -> bool:
         return trainer not in self._not_fresh
@@ -218,6 +219,9 @@ class Checkpoint(CoreCallback, Interceptable):
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
             self._found = self._found or self._newest_intact(trainer)
             self._warn_of_others(trainer)
+            if self._found is None and ckpt_path not in (..., LAST, None):
+                self.is_own = False  # it has ended before its first checkpoint
+                return self._chosen(trainer, ckpt_path)
         if self._found is None:
             self._require_last(trainer, ckpt_path)
             if not (trainer.is_resuming or trainer.global_step) and self._is_fresh(trainer):

@@ -75,18 +75,37 @@ def active_environment() -> list[str]:
 
 
 def _slurm(job: Job) -> str:
-    return render(read_template("slurm.sbatch"), _slurm_values(job))
+    return render(read_template("slurm.sbatch"), _slurm_values(job, job.cpus))
 
 
-def _slurm_values(job: Job) -> dict[str, Value]:
+def _slurm_srun(job: Job) -> str:
+    cpus = max(1, job.cpus // job.processes)
+    return render(read_template("slurm_srun.sbatch"), _slurm_values(job, cpus))
+
+
+def _slurm_values(job: Job, cpus_per_task: int) -> dict[str, Value]:
     return {
         "NAME": job.name,
         "NODES": str(job.nodes),
         "PROCESSES": str(job.processes),
-        "CPUS": str(job.cpus),
+        "CPUS": str(cpus_per_task),
         "TIME": job.time,
+        "GRACE": str(job.grace),
+        "RESTARTS": str(job.restarts),
+        "OPTIONS": _slurm_options(job),
+        "ACTIVATE": [f"{line} || exit 2" for line in job.activate],
         "COMMAND": shlex.join(job.command),
     }
+
+
+def _slurm_options(job: Job) -> list[str]:
+    gpus = f"{job.gpu_type}:{job.gpus}" if job.gpu_type else str(job.gpus)
+    given = {
+        "gpus-per-node": gpus if job.gpus else "",
+        "partition": job.partition,
+        "account": job.account,
+    }
+    return [f"#SBATCH --{name}={value}" for name, value in given.items() if value]
 
 
 def _kubernetes(job: Job) -> str:
@@ -200,6 +219,7 @@ def _python(text: str) -> str:
 
 FILES: Final[dict[tuple[str, str], tuple[str, Callable[[Job], str]]]] = {
     ("slurm", "torchrun"): ("slurm.sbatch", _slurm),
+    ("slurm", "srun"): ("slurm_srun.sbatch", _slurm_srun),
     ("kubernetes", "job"): ("kubernetes.yaml", _kubernetes),
     ("kubernetes", "trainjob"): ("trainjob.yaml", _trainjob),
     ("skypilot", ""): ("skypilot.yaml", _skypilot),

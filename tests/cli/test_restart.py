@@ -337,3 +337,17 @@ def test_an_error_of_the_operating_system_is_1_in_one_line(start):
         "FileNotFoundError: [Errno 2] No such file or directory: 'no_such_file' "
         "(raised in DataLoaderCallback.on_enter_fit at global_step 0)"
     ]
+
+
+def test_a_job_that_slurm_queues_again_resumes_whatever_ckpt_path_it_started_from(
+    start, monkeypatch
+):
+    path = "out/checkpoint_2"
+    text = FILE.replace("    autorestart: {max_num_restarts: 2LIMITS}\n", "")
+    start(None, text=text).communicate(timeout=120)
+    text = text.replace("max_steps: 8", "max_steps: 12") + f"    ckpt_path: {path}\n"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    process = start("{kind: crash, at: 100}", text=text)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert Path("starts").read_text() == "8 True None\n"

@@ -555,6 +555,25 @@ def test_a_restart_goes_on_from_what_the_run_wrote_whatever_it_was_told_at_first
     assert steps == [5, 6]
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_restarts_from_its_ckpt_path(
+    trainer_of, tmp_path
+) -> None:
+    given = trainer_of(model_dir=tmp_path / "given", max_steps=1, checkpoint=Checkpoint(steps=1))
+    given.fit(tiny_batches(10))
+    trainer = trainer_of(max_steps=2)
+    trainer.autorestart.resume_run()
+    steps = []
+
+    class Noting(Callback):
+        def on_step_boundary(self, trainer):
+            steps.append(trainer.global_step)
+
+    trainer.add_callback(Noting())
+    trainer.fit(tiny_batches(10), ckpt_path=tmp_path / "given" / "checkpoint_1")
+    assert steps == [2]
+    assert trainer.checkpoint.is_own is False
+
+
 def test_a_link_to_a_checkpoint_is_not_passed_over_in_silence(trainer_of, tmp_path) -> None:
     run(trainer_of, num=4)
     (tmp_path / "linked").mkdir()
