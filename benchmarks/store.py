@@ -107,9 +107,8 @@ def measure(machine: Machine, rounds: int) -> None:
         assert NAME in {one.name.split("/")[0] for one in machine.mirror.store.list()}
         times["download"].append(machine.time_download())
         machine.delete()
-    print(
-        f"{machine.num_bytes / 1e6:.0f} MB in {len(machine.files)} files; {rounds} rounds, medians"
-    )
+    megabytes = machine.num_bytes / 1e6
+    print(f"{megabytes:.0f} MB in {len(machine.files)} files; {rounds} rounds, medians")
     for name, seconds in times.items():
         median = statistics.median(seconds)
         print(f"{name:9} {median:6.2f} s {megabytes / median:7.0f} MB/s")
