@@ -184,17 +184,27 @@ class Pusher:
         entries = self.mirror.store.list("")
         parts = Listing.of(entries).parts
         now = max((entry.modified for entry in entries), default=0.0)
+        # The record may lack a checkpoint that a listing has lacked.
+        kept = {name: f"{name}/{self._attempt_there(name)}/" for name in parts}
         old = [
             entry.name
             for name, found in parts.items()
             for entry in found
             if not entry.name.startswith(f"{name}/{self.record.checkpoints.get(name)}/")
+            and not entry.name.startswith(kept[name])
             and entry.modified < now - _OLD_S
         ]
         if old:
             self._check()
             self.mirror.store.delete(old)
             log.info("Deleted %d files of interrupted uploads to %s.", len(old), self.mirror.url)
+
+    def _attempt_there(self, name: str) -> str | None:
+        """Return the attempt that a checkpoint in the store consists of."""
+        try:
+            return attempt_of(self.mirror.store.read(f"{name}/{MANIFEST}")[0])
+        except NoSuchObject:
+            return None
 
     def _next(self, tried: set[str]) -> str | None:
         """Return the newest checkpoint to upload in this round."""
