@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.stores.fault_proxy import FaultProxy
-from tests.stores.s3_server import BUCKET, S3Server
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.stores.mirror import open_mirror
 from modelzoo_trainer.stores.pulling import fetch
 from modelzoo_trainer.stores.store import open_store
 from modelzoo_trainer.stores.urls import StoreUrl
+from tests.stores.fault_proxy import FaultProxy
+from tests.stores.s3_server import BUCKET, S3Server
 
 pytestmark = pytest.mark.slow
 
