@@ -23,7 +23,14 @@ EXAMPLE: Final = Job(
     model_dir="/runs/train",
 )
 OTHERS: Final = {
-    "skypilot.yaml": replace(EXAMPLE, activate=(), image="", mounts=(("s3://bucket", "/runs"),)),
+    "skypilot.yaml": replace(
+        EXAMPLE,
+        words=("params.yaml", "--device=gpu", "--model_dir=s3://bucket/runs/train"),
+        nodes=1,
+        activate=(),
+        image="",
+        mounts=(("s3://bucket/data", "/data"),),
+    ),
 }
 
 

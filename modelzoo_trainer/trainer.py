@@ -1064,7 +1064,7 @@ class Trainer(InterceptableMethods):
             try:
                 self.hooks.finalize()
             finally:
-                self.object_store.leave()  # with what callbacks have written last
+                self.object_store.leave(self)  # with what callbacks have written last
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ trainer = TorchTrainer(
     ),
     run_config=RunConfig(
         name="train",
-        storage_path="/runs/train/ray",  # on a disk that all nodes see
+        storage_path="/runs/train-ray",  # on a disk that all nodes see
         failure_config=FailureConfig(max_failures=3),
     ),
 )

@@ -19,6 +19,7 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import Callback, Metrics, StateDict
 from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.stores.mirror import mirror_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -64,14 +65,14 @@ class RayTrainReport(Callback):
         self._train: Any = None  # the module, in a worker of Ray Train
         self._is_due = False
         self._latest: dict[str, Any] = {}
-        self._checkpoint: Path | None = None
+        self._checkpoint: str | None = None
         self._checkpoint_step = 0
         self._is_new = False
         self._has_saved = False
 
     @override
     def setup(self, trainer: Trainer) -> None:
-        own = (each for each in trainer.callbacks if isinstance(each, RayTrainReport))
+        own = (each for each in trainer.callbacks.values() if isinstance(each, RayTrainReport))
         self._train = _ray_train() if next(own, self) is self else None  # else a global one
         if self._train is not None and self._train.get_checkpoint() is not None:
             trainer.autorestart.resume_run()
@@ -87,7 +88,7 @@ class RayTrainReport(Callback):
             return
         with suppress(CheckpointError):  # already deleted, by KeepNCheckpoints for example
             self._checkpoint_step = checkpointing.read_manifest(ckpt_path).step
-            self._checkpoint, self._is_new = ckpt_path.absolute(), True
+            self._checkpoint, self._is_new = _place_of(ckpt_path), True
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -137,13 +138,13 @@ class RayTrainReport(Callback):
         if self._checkpoint is None:
             self._train.report(metrics)
             return
-        metrics["checkpoint_path"] = str(self._checkpoint)
+        metrics["checkpoint_path"] = self._checkpoint
         if not self._is_new:
             self._train.report(metrics)
             return
         self._is_new = False
         with tempfile.TemporaryDirectory() as folder:
-            pointer = {"path": str(self._checkpoint), "step": self._checkpoint_step}
+            pointer = {"path": self._checkpoint, "step": self._checkpoint_step}
             (Path(folder) / POINTER).write_text(json.dumps(pointer), encoding="utf-8")
             self._train.report(metrics, checkpoint=self._train.Checkpoint.from_directory(folder))
 
@@ -158,6 +159,13 @@ def _ray_train() -> Any:
     except RuntimeError:
         return None
     return train
+
+
+def _place_of(path: Path) -> str:
+    """Return the absolute path of a checkpoint, or its URL in an object store."""
+    mirror = mirror_of(path.parent)
+    name = None if mirror is None else mirror.name_of(path)
+    return str(path.absolute()) if mirror is None or name is None else mirror.url_of(name)
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Background saves: copy the state to host memory at once, write it in a thread."""
+"""Background saves: freeze the state for a process that writes it, or copy it for a thread."""
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import threading
@@ -17,7 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.checkpointing.load_save import Files, state_json_text, write_files
+from modelzoo_trainer.checkpointing.file_writing import write_file
+from modelzoo_trainer.checkpointing.frozen_state import (
+    FrozenState,
+    WriterProcess,
+    can_freeze,
+    compact,
+)
+from modelzoo_trainer.checkpointing.load_save import state_json_text, write_files
 from modelzoo_trainer.checkpointing.manifest import STATE, SUFFIX
 from modelzoo_trainer.checkpointing.state_json import Encoder, Tensors
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes, bytes_of
@@ -27,9 +35,12 @@ from modelzoo_trainer.checkpointing.transaction import (
     plain_facts,
 )
 
+log = logging.getLogger("modelzoo_trainer.checkpointing")
+
 _ALIGNMENT: Final = 64  # bytes: a cache line
 _SLICE: Final = 1 << 24  # bytes that one thread copies at a time
 _MAX_THREADS: Final = 4  # more threads do not increase bandwidth
+_LEAST_FROZEN: Final = 1 << 26  # bytes; copying less is about as fast
 
 
 class HostBuffer:
@@ -135,15 +146,25 @@ class _Flight:
 
 
 class BackgroundSaver:
-    """Write one checkpoint at a time in a thread, from a private copy of the state.
+    """Write one checkpoint at a time while the caller continues.
 
-    The memory of the copy is reused. A save in progress is finished when the program ends. The
-    thread exists only during a save and does no torch computation, so a process forked meanwhile
-    finds no lock held.
+    From the second save on, a large state in the memory of this process is frozen: pages are
+    write-protected until another process has copied them, which writes the files. A write to the
+    state, of any kind, waits until its page is copied. Everything else (small states, other
+    devices, memory shared with other processes, systems where `can_protect` is false) is copied at
+    once, into memory that is reused, and written by a thread.
+
+    A save in progress is finished when the program ends. The thread exists only during a save and
+    does no torch computation, so a process forked meanwhile finds no lock held.
+
+    Args:
+        least_frozen: The size in bytes from which on states are frozen; None = never.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_frozen: int | None = _LEAST_FROZEN) -> None:
         self._buffer = HostBuffer()
+        self._least_frozen = least_frozen
+        self._process: WriterProcess | None = None
         self._stager: Any = None
         self._flight: _Flight | None = None
         self._committed: list[Path] = []
@@ -184,11 +205,12 @@ class BackgroundSaver:
             self._land()
             plain_step, plain = check_step(step), plain_facts(facts or {})
             encoded = Encoder(state)
-            copies = self._buffer.copy(encoded.tensors)
-            files: Files = {
-                f"{stem}{SUFFIX}": list(bytes_of(tensors)) for stem, tensors in copies.items()
-            } | {STATE: [state_json_text(encoded)]}
-            self._start(path, files, plain_step, plain)
+            transaction = CheckpointTransaction(path)
+            try:
+                self._start(path, transaction, encoded, plain_step, plain)
+            except BaseException:
+                transaction.discard()
+                raise
 
     def save_sharded(
         self,
@@ -213,29 +235,100 @@ class BackgroundSaver:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         from modelzoo_trainer.checkpointing.distributed import save_sharded
+        from modelzoo_trainer.checkpointing.shard_writing import own_tensors, still
 
         with self._stalling():
             self._land()
             plain_step, plain_ones = check_step(step), plain_facts(facts or {})
-            if self._stager is None:
-                plain = StagingOptions(False, False, False, False)  # all options off
-                self._stager = DefaultStager(plain)
-            copied: Any = self._stager.stage(dict(state))
+            kept: Any = still(state)
+            tensors = own_tensors(kept)
+            frozen = None if tensors is None else self._freeze(tensors)
+            if frozen is None:
+                if self._stager is None:
+                    plain = StagingOptions(False, False, False, False)  # all options off
+                    self._stager = DefaultStager(plain)
+                kept = self._stager.stage(dict(state))
+            by = frozen.write_file if frozen else write_file
 
             def write() -> None:
-                save_sharded(
-                    path, copied, step=plain_step, facts=plain_ones, process_group=process_group
-                )
+                with self._around(frozen, tensors or []):
+                    save_sharded(
+                        path,
+                        kept,
+                        step=plain_step,
+                        facts=plain_ones,
+                        process_group=process_group,
+                        by=by,
+                    )
 
             self._fly(path, write)
 
-    def _start(self, path: Path, files: Files, step: int, facts: Mapping[str, Any]) -> None:
-        transaction = CheckpointTransaction(path)
+    def _start(
+        self,
+        path: Path,
+        transaction: CheckpointTransaction,
+        encoded: Encoder,
+        step: int,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Freeze or copy the state, and start writing it."""
+        given = {
+            stem: {name: compact(tensor) for name, tensor in named.items()}
+            for stem, named in encoded.tensors.items()
+        }
+        every = [tensor for named in given.values() for tensor in named.values()]
+        frozen = self._freeze(every)
+        tensors = given if frozen else self._buffer.copy(given)
+        files = {f"{stem}{SUFFIX}": list(bytes_of(of)) for stem, of in tensors.items()}
+        files[STATE] = [state_json_text(encoded)]
+        by = frozen.write_file if frozen else write_file
+
+        def write() -> None:
+            with self._around(frozen, every):
+                write_files(transaction, files, step, facts, by)
+
+        self._fly(path, write)
+
+    def _freeze(self, tensors: list[Tensor]) -> FrozenState | None:
+        """Freeze tensors for the other process; None = copy them instead."""
+        if self._process is None or not self._is_to_freeze(tensors):
+            return None
         try:
-            self._fly(path, lambda: write_files(transaction, files, step, facts))
+            return self._process.freeze(tensors)
+        except OSError as error:
+            log.debug("The state is copied, because it cannot be frozen: %s", error)
+            self._give_up()
+            return None
+
+    def _is_to_freeze(self, tensors: list[Tensor]) -> bool:
+        least = self._least_frozen
+        is_large = least is not None and sum(tensor.nbytes for tensor in tensors) >= least
+        return is_large and can_freeze(tensors)
+
+    def _give_up(self) -> None:
+        """Write by a thread from now on."""
+        self._least_frozen, process, self._process = None, self._process, None
+        if process is not None:
+            process.close()
+
+    @contextmanager
+    def _around(self, frozen: FrozenState | None, tensors: list[Tensor]) -> Iterator[None]:
+        """Write a checkpoint within the block; then make the next save faster."""
+        try:
+            yield
         except BaseException:
-            transaction.discard()
+            if frozen is not None and not frozen.is_served:
+                self._give_up()
             raise
+        if frozen is None and self._is_to_freeze(tensors):
+            try:
+                self._process = self._process or WriterProcess()
+                self._process.prepare(tensors)
+            except OSError as error:
+                log.debug("No process for checkpoints: %s", error)
+                self._give_up()
+            else:
+                self._buffer, self._stager = HostBuffer(), None  # free their memory
 
     def _fly(self, path: Path, write: Callable[[], None]) -> None:
         flight = _Flight(path=path)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from torch.futures import Future
 from typing_extensions import override
 
 from modelzoo_trainer.checkpointing.distributed_reader import CheckpointReader, CompleteLoadPlanner
+from modelzoo_trainer.checkpointing.file_writing import write_file
 from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardIndex
 from modelzoo_trainer.checkpointing.shard_writing import (
     CheckpointSavePlanner,
@@ -41,7 +42,7 @@ from modelzoo_trainer.checkpointing.shard_writing import (
     write_share,
 )
 from modelzoo_trainer.checkpointing.sharded import dtype_of, flatten, unflatten
-from modelzoo_trainer.checkpointing.transaction import CheckpointTransaction
+from modelzoo_trainer.checkpointing.transaction import CheckpointTransaction, WriteFile
 from modelzoo_trainer.errors import CheckpointError, DiskError, is_refusal_of_disk
 
 
@@ -59,6 +60,8 @@ class CheckpointWriter(StorageWriter):
         path: The checkpoint; must not exist, in a folder shared by all ranks.
         step: The global step, for the manifest.
         facts: Additional entries of the manifest.
+        by: What writes this rank's files.
+        begin: What makes the checkpoint, on the main process.
     """
 
     def __init__(
@@ -67,10 +70,13 @@ class CheckpointWriter(StorageWriter):
         *,
         step: int,
         facts: Mapping[str, Any] | None = None,
+        by: WriteFile = write_file,
+        begin: Callable[[Path], CheckpointTransaction] = CheckpointTransaction,
     ) -> None:
         self.path = Path(path)
         self.step = step
         self.facts = facts
+        self._by, self._begin = by, begin
         self._transaction: CheckpointTransaction | None = None
         self._world_size = 1
 
@@ -110,7 +116,7 @@ class CheckpointWriter(StorageWriter):
     @override
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         try:
-            self._transaction = CheckpointTransaction(self.path)
+            self._transaction = self._begin(self.path)
         except CheckpointError as error:
             if is_refusal_of_disk(error):
                 raise DiskError(str(error)) from error.__cause__
@@ -125,7 +131,7 @@ class CheckpointWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         share: Share = plan.storage_data
         try:
-            results = write_share(share, plan.items, planner)
+            results = write_share(share, plan.items, planner, self._by)
         except BaseException as error:
             if isinstance(error, FileNotFoundError) and not Path(share.folder).exists():
                 raise _AbandonedError(
@@ -167,13 +173,15 @@ class CheckpointWriter(StorageWriter):
         self._transaction = None
 
 
-def save_sharded(
+def save_sharded(  # noqa: PLR0913  # what torch takes, and what writes
     path: Path,
     state: Mapping[str, Any],
     *,
     step: int,
     facts: Mapping[str, Any] | None = None,
     process_group: ProcessGroup | None = None,
+    by: WriteFile = write_file,
+    begin: Callable[[Path], CheckpointTransaction] = CheckpointTransaction,
 ) -> None:
     """Write a checkpoint together with the other ranks. Collective.
 
@@ -184,6 +192,8 @@ def save_sharded(
         step: The global step, for the manifest.
         facts: Additional entries of the manifest.
         process_group: The ranks that save, over a backend for host memory; None = all.
+        by: What writes this rank's files.
+        begin: What makes the checkpoint, on the main process.
 
     Raises:
         CheckpointError: On every rank, if any of them fails. Nothing is left behind.
@@ -191,7 +201,7 @@ def save_sharded(
 
     Cost: Collective. A single process needs no process group.
     """
-    writer = CheckpointWriter(path, step=step, facts=facts)
+    writer = CheckpointWriter(path, step=step, facts=facts, by=by, begin=begin)
     try:
         with _plain_errors(f"Checkpoint {str(path)!r} could not be saved"):
             save_planned(

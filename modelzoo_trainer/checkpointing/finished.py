@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.file_writing import write_file
 from modelzoo_trainer.checkpointing.folder import hidden_name
 from modelzoo_trainer.checkpointing.manifest import MANIFEST, record_of, text_of
-from modelzoo_trainer.checkpointing.transaction import write_file
 from modelzoo_trainer.errors import CheckpointError
 
 FINISHED: Final = ".finished.json"

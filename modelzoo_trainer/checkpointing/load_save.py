@@ -18,6 +18,7 @@ from modelzoo_trainer.checkpointing.checked_file import (
     open_checked,
     record_of_name,
 )
+from modelzoo_trainer.checkpointing.file_writing import write_file
 from modelzoo_trainer.checkpointing.manifest import (
     STATE,
     SUFFIX,
@@ -33,6 +34,7 @@ from modelzoo_trainer.checkpointing.tensor_file import as_bytes, bytes_of
 from modelzoo_trainer.checkpointing.tensor_header import read_header
 from modelzoo_trainer.checkpointing.transaction import (
     CheckpointTransaction,
+    WriteFile,
     check_step,
     plain_facts,
 )
@@ -82,16 +84,22 @@ def state_json_text(encoded: Encoder) -> bytes:
 
 
 def write_files(
-    transaction: CheckpointTransaction, files: Files, step: int, facts: Mapping[str, Any]
+    transaction: CheckpointTransaction,
+    files: Files,
+    step: int,
+    facts: Mapping[str, Any],
+    by: WriteFile = write_file,
 ) -> None:
     """Write all files of a checkpoint and commit it.
+
+    `by`: what writes a file.
 
     Raises:
         CheckpointError: If writing fails. Nothing is left behind.
     """
     with transaction:
         for name, chunks in files.items():
-            transaction.write(name, chunks)
+            transaction.write(name, chunks, by)
         transaction.commit(step=step, facts=facts)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import (
@@ -31,7 +33,9 @@ from torch.nn import Parameter
 from typing_extensions import override
 
 from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.file_writing import write_file
 from modelzoo_trainer.checkpointing.folder import hidden_name
+from modelzoo_trainer.checkpointing.frozen_state import compact
 from modelzoo_trainer.checkpointing.manifest import SUFFIX, FileRecord
 from modelzoo_trainer.checkpointing.shard_index import (
     DICT,
@@ -44,7 +48,7 @@ from modelzoo_trainer.checkpointing.shard_index import (
 from modelzoo_trainer.checkpointing.sharded import as_stored, flatten
 from modelzoo_trainer.checkpointing.state_json import Encoder
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, bytes_of, can_hold
-from modelzoo_trainer.checkpointing.transaction import write_file
+from modelzoo_trainer.checkpointing.transaction import WriteFile
 from modelzoo_trainer.errors import CheckpointError
 
 
@@ -142,9 +146,9 @@ def _refuse_distributed(name: str, value: Any) -> None:
 
 
 def write_share(
-    share: Share, items: Sequence[WriteItem], planner: SavePlanner
+    share: Share, items: Sequence[WriteItem], planner: SavePlanner, by: WriteFile = write_file
 ) -> list[WriteResult]:
-    """Write this rank's part of the plan durably.
+    """Write this rank's part of the plan durably; `by`: what writes a file.
 
     Values are encoded first, so that a value that cannot be saved raises early.
 
@@ -165,7 +169,7 @@ def write_share(
                     f"{item.index.fqn}; it must return a tensor."
                 )
             content.add_tensor(item, tensor)
-    records = _write(Path(share.folder), content)
+    records = _write(Path(share.folder), content, by)
     return [
         WriteResult(
             index=item.index,
@@ -186,14 +190,14 @@ def _value_of(planner: SavePlanner, item: WriteItem) -> Any:
     return look_up(item.index)
 
 
-def _write(folder: Path, content: _Content) -> dict[str, FileRecord]:
+def _write(folder: Path, content: _Content, by: WriteFile) -> dict[str, FileRecord]:
     records = {}
     if content.tensors:
         chunks = bytes_of(content.tensors)
-        records[content.tensor_file] = write_file(folder / content.tensor_file, chunks)
+        records[content.tensor_file] = by(folder / content.tensor_file, chunks)
     if content.values:
         text = json.dumps(content.values, allow_nan=False).encode("ascii")
-        records[content.value_file] = write_file(folder / content.value_file, [text])
+        records[content.value_file] = by(folder / content.value_file, [text])
     return records
 
 
@@ -206,6 +210,46 @@ def abandon(folder: Path) -> None:
         trash = folder.with_name(hidden_name("trash", "draft"))
         disk.rename(folder, trash)
         disk.remove_tree(trash)
+
+
+def own_tensors(state: Mapping[str, Any]) -> list[Tensor] | None:
+    """Return the memory of this rank in a state; None = some of it is not in plain tensors."""
+    found: list[Tensor] = []
+    for leaf in flatten(state)[0].values():
+        local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
+        if isinstance(local, Tensor):
+            if type(local) not in (Tensor, Parameter) or local.layout is not torch.strided:
+                return None
+            found.append(local.detach())
+        elif hasattr(local, "local_shards"):
+            return None
+        else:
+            found += _arrays_in(local)
+    return found
+
+
+def _arrays_in(value: Any) -> Iterator[Tensor]:
+    """Yield the memory of the arrays in a value without tensors."""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield torch.from_numpy(value.reshape(-1).view(np.uint8))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _arrays_in(item)
+
+
+def still(value: Any) -> Any:
+    """Return a copy of a state that shares only its tensors, except small ones with gaps."""
+    if isinstance(value, Mapping):
+        return {key: still(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [still(item) for item in value]
+    if type(value) is tuple:
+        return tuple(still(item) for item in value)
+    if type(value) is np.ndarray:
+        return np.array(value, order="C")  # as it will be stored: without another copy
+    if type(value) in (Tensor, Parameter) and value.layout is torch.strided:
+        return compact(value.detach())
+    return value if isinstance(value, Tensor) else deepcopy(value)
 
 
 def records_of(results: Iterable[Iterable[WriteResult]]) -> dict[str, FileRecord]:

@@ -6,18 +6,18 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import torch
-import xxhash
 
 from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.file_writing import write_file
 from modelzoo_trainer.checkpointing.folder import hidden_name
 from modelzoo_trainer.checkpointing.manifest import (
     FORMAT_VERSION,
@@ -29,7 +29,8 @@ from modelzoo_trainer.checkpointing.manifest import (
 )
 from modelzoo_trainer.errors import CheckpointError
 
-_PIECE: Final = 1 << 23  # bytes hashed and written while they are in the cache
+WriteFile: TypeAlias = Callable[[Path, Iterable[bytes | memoryview]], FileRecord]
+"""Writes a new file durably, as `write_file` does."""
 
 
 class CheckpointTransaction:
@@ -47,9 +48,12 @@ class CheckpointTransaction:
         self.records: dict[str, FileRecord] = {}
         self._is_done = False
         with self._whole():
-            self._check_free()
-            disk.make_folder(self.path.parent)
-            disk.make_new_folder(self.folder)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._check_free()
+        disk.make_folder(self.path.parent)
+        disk.make_new_folder(self.folder)
 
     def __enter__(self) -> Self:
         return self
@@ -62,10 +66,12 @@ class CheckpointTransaction:
     ) -> None:
         self.discard()
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+    def write(
+        self, name: str, chunks: Iterable[bytes | memoryview], by: WriteFile = write_file
+    ) -> FileRecord:
         """Write a file durably.
 
-        `name`: letters, digits, `_` and `-`, then `.safetensors` or `.json`.
+        `name`: letters, digits, `_` and `-`, then `.safetensors` or `.json`. `by`: what writes it.
 
         Returns:
             Its record, also in `records`: of the data passed in, not of the data on disk.
@@ -79,7 +85,7 @@ class CheckpointTransaction:
                     f"{name!r} is not a valid name for a new file in a checkpoint. Use letters, "
                     f"digits, _ and -, then .safetensors or .json, and each name only once."
                 )
-            self.records[name] = write_file(self.folder / name, chunks)
+            self.records[name] = by(self.folder / name, chunks)
         return self.records[name]
 
     def commit(self, *, step: SupportsIndex, facts: Mapping[str, Any] | None = None) -> None:
@@ -93,19 +99,26 @@ class CheckpointTransaction:
             for name, record in self.records.items():
                 self._check_there(name, record)
             text = _manifest_text(self.path, self.records, step, facts or {})
-            write_file(self.folder / MANIFEST, [text.encode("ascii")])
-            disk.sync_folder(self.folder)
-            self._check_free()  # check again: a rename would replace an empty directory
-            disk.rename(self.folder, self.path)
-            self._sync_name()
+            self._publish(text.encode("ascii"))
             self._is_done = True
+
+    def _publish(self, text: bytes) -> None:
+        """Write the manifest and make the checkpoint visible."""
+        write_file(self.folder / MANIFEST, [text])
+        disk.sync_folder(self.folder)
+        self._check_free()  # check again: a rename would replace an empty directory
+        disk.rename(self.folder, self.path)
+        self._sync_name()
 
     def discard(self) -> None:
         """Remove the files; a no-op after `commit`."""
         if not self._is_done:
             self._is_done = True
             with suppress(OSError):
-                disk.remove_tree(self.folder)
+                self._remove()
+
+    def _remove(self) -> None:
+        disk.remove_tree(self.folder)
 
     def _check_free(self) -> None:
         if os.path.lexists(self.path):
@@ -146,36 +159,6 @@ class CheckpointTransaction:
                 f"Checkpoint {str(self.path)!r} could not be saved: {_reason(error)}. Earlier "
                 f"checkpoints are not affected."
             ) from error
-
-
-def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file durably and return its record.
-
-    Hashing, copying and the disk overlap: writing starts with the first piece.
-
-    Raises:
-        OSError: If writing fails.
-    """
-    digest = xxhash.xxh3_128()
-    size = 0
-    fd = disk.open_new(path)
-    try:
-        for chunk in chunks:
-            view = memoryview(chunk).cast("B")
-            for begin in range(0, len(view), _PIECE):
-                piece = view[begin : begin + _PIECE]
-                digest.update(piece)
-                disk.write(fd, piece)
-                size += len(piece)
-                if len(piece) == _PIECE:
-                    disk.start_writing_back(fd, size - _PIECE, _PIECE)
-        disk.sync(fd)
-    except BaseException:
-        with suppress(OSError):  # keep the first error
-            disk.close(fd)
-        raise
-    disk.close(fd)
-    return FileRecord(size_bytes=size, xxh3_128=digest.hexdigest())
 
 
 def check_step(step: SupportsIndex) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.checked_file import checked_json, record_of_name
+from modelzoo_trainer.checkpointing.file_writing import write_file
 from modelzoo_trainer.checkpointing.folder import hidden_name
 from modelzoo_trainer.checkpointing.lazy_weights import (
     INDEX,
@@ -34,7 +35,6 @@ from modelzoo_trainer.checkpointing.state_json import Encoder, decode
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of, checked_tensors
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
 from modelzoo_trainer.checkpointing.torch_file import SUFFIXES
-from modelzoo_trainer.checkpointing.transaction import write_file
 from modelzoo_trainer.errors import CheckpointError
 
 

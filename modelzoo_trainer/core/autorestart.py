@@ -156,6 +156,10 @@ class AutoRestart(CoreCallback):
         )
         return Position(self._num_marks, num, is_steady=is_steady)
 
+    def note_progress(self) -> None:
+        """Note that the run is not hanging, though it takes long."""
+        self._mark()
+
     def _mark(self) -> None:
         self._num_marks += 1
 

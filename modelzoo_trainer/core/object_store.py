@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.stores")
 
 _GIB: Final = 2**30
+_SLICE_S: Final = 5.0
 
 
 class ObjectStore(CoreCallback):
@@ -71,6 +72,8 @@ class ObjectStore(CoreCallback):
         self.times = Times(sync_s=sync_seconds, lease_s=lease_seconds, wait_s=wait_seconds)
         self.options = dict(options or {})
         self._mirrors: list[Mirror] = []
+        self._home: Mirror | None = None  # of model_dir
+        self._last_bytes = 0  # of a checkpoint
         self._sessions: list[Session] = []
 
     # ---- URLs
@@ -90,13 +93,13 @@ class ObjectStore(CoreCallback):
         if checkpoint.checkpoint_url is not None:
             root = self.local(checkpoint.checkpoint_url, "checkpoint.checkpoint_root")
             checkpoint.checkpoint_root = Path(root)
-        mirrors = {}
-        for folder in (home, checkpoint.checkpoint_root):
-            mirror = None if folder is None else mirror_of(folder)
-            if mirror is not None:
-                mirrors[str(mirror.path)] = mirror
-                _ = mirror.store  # finds invalid options, and a missing package
-        self._mirrors = list(mirrors.values())
+        self._home, root = _mirror_at(home), _mirror_at(checkpoint.checkpoint_root)
+        both = {str(one.path): one for one in (self._home, root) if one is not None}
+        self._mirrors = list(both.values())
+        for mirror in self._mirrors:
+            _ = mirror.store  # finds invalid options, and a missing package
+        if self._home is not None and root not in (None, self._home):
+            _check_apart(self._home.url, root.url)
         return home
 
     def checkpoint_at(self, given: Any) -> Path:
@@ -129,8 +132,7 @@ class ObjectStore(CoreCallback):
         if not trainer.backend.caps.holds_values or not trainer.backend.comm.is_main:
             return
         for mirror in self._mirrors:
-            is_of_run = mirror is mirror_of(trainer.model_dir)
-            if is_of_run:
+            if mirror is self._home:
                 self._sessions.append(Session.begin(mirror, self.times, self.cache_bytes))
             else:
                 _pull_only(mirror)
@@ -169,9 +171,18 @@ class ObjectStore(CoreCallback):
             CheckpointError: If something could not be uploaded, unless the fit has failed or was
                 interrupted; then it is logged.
         """
-        text = " ".join(filter(None, map(Session.finish, self._sessions)))
+        comm = trainer.backend.comm
+        for session in self._sessions:
+            session.begin_to_finish()
+        is_over = False
+        while not is_over:
+            trainer.autorestart.note_progress()
+            is_over = all(session.is_over(_SLICE_S) for session in self._sessions)
+            if error is None:  # shorter than any time-out of the other processes
+                is_over = comm.broadcast_object(is_over)
+        text = " ".join(filter(None, map(Session.end_of_finish, self._sessions)))
         if error is None:
-            text = trainer.backend.comm.broadcast_object(text)
+            text = comm.broadcast_object(text)
         if text and error is None and trainer.interrupted is None:
             raise CheckpointError(text)
         if text and trainer.backend.comm.is_main:
@@ -181,10 +192,12 @@ class ObjectStore(CoreCallback):
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         for session in self._sessions:
             session.lease.require()
-            make_room(session.mirror, _last_bytes(trainer))
+            make_room(session.mirror, self._last_bytes)
 
     @override
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        if self._sessions:
+            self._last_bytes = _bytes_of(ckpt_path)
         self._ask()
 
     def saving_end(self) -> None:
@@ -195,11 +208,11 @@ class ObjectStore(CoreCallback):
         for session in self._sessions:
             session.ask()
 
-    def leave(self) -> None:
+    def leave(self, trainer: Trainer) -> None:
         """Upload what is left and release the locks, after all callbacks are closed. Idempotent."""
         sessions, self._sessions = self._sessions, []
         for session in sessions:
-            session.end()
+            session.end(has_run=trainer.result is not None)
 
 
 def _pull_only(mirror: Mirror) -> None:
@@ -209,12 +222,27 @@ def _pull_only(mirror: Mirror) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _last_bytes(trainer: Trainer) -> int:
-    """Return the size of the newest checkpoint of a run, as an estimate of the next."""
-    path = trainer.checkpoint.get_latest_checkpoint(trainer)
-    if path is None:
-        return 0
+def _bytes_of(path: Path) -> int:
+    """Return the size of a checkpoint, as an estimate of the next."""
     try:
         return sum(one["size_bytes"] for one in files_of(path).values())
     except (OSError, ValueError):
         return 0
+
+
+def _mirror_at(folder: Path | None) -> Mirror | None:
+    """Return the mirror whose folder this is; None = a plain folder."""
+    if folder is None:
+        return None
+    mirror = mirror_of(folder)
+    return mirror if mirror is not None and mirror.path == Path(os.path.realpath(folder)) else None
+
+
+def _check_apart(home: StoreUrl, root: StoreUrl) -> None:
+    """Raise a `ConfigError` if one of two prefixes is inside of the other."""
+    first, second = f"{home}/", f"{root}/"
+    if first.startswith(second) or second.startswith(first):
+        raise ConfigError(
+            f"checkpoint.checkpoint_root '{root}' and model_dir '{home}' are in one another. Omit "
+            f"checkpoint_root to write checkpoints to model_dir, or use a prefix beside it."
+        )

@@ -123,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--mount",
         metavar="SOURCE:PATH",
         action="append",
-        help="volume claim of Kubernetes, or bucket or folder for SkyPilot, and where it is "
+        help="volume claim of Kubernetes; volume, bucket or folder for SkyPilot; and where it is "
         "mounted; may be repeated",
     )
     return parser

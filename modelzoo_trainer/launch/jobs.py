@@ -15,6 +15,7 @@ from typing import Final
 import yaml
 
 from modelzoo_trainer.launch.render import Value, read_template, render
+from modelzoo_trainer.stores.urls import is_url
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./-][\w./:=+@%-]*")
 
@@ -158,7 +159,11 @@ def _skypilot(job: Job) -> str:
         resources.append(f"accelerators: {job.gpu_type or 'H100'}:{job.gpus}")
     if job.image:
         resources.append(f"image_id: {_yaml(f'docker:{job.image}')}")
-    mounts = [f"  {_yaml(path)}: {_yaml(source)}" for source, path in job.mounts]
+    volumes: list[str] = []
+    copies: list[str] = []
+    for source, path in job.mounts:
+        is_volume = re.fullmatch(r"[\w.-]+", source) is not None
+        (volumes if is_volume else copies).append(f"  {_yaml(path)}: {_yaml(source)}")
     return render(
         read_template("skypilot.yaml"),
         {
@@ -167,7 +172,10 @@ def _skypilot(job: Job) -> str:
             "PROCESSES": str(job.processes),
             "RESTARTS": str(job.restarts),
             "RESOURCES": resources,
-            "MOUNTS": ["file_mounts:", *mounts] if mounts else [],
+            "MOUNTS": [
+                *(["file_mounts:", *copies] if copies else []),
+                *(["volumes:", *volumes] if volumes else []),
+            ],
             "SETUP": [job.setup],
             "ACTIVATE": list(job.activate),
             "COMMAND": shlex.join(job.command),
@@ -187,10 +195,15 @@ def _ray(job: Job) -> str:
             "GPUS": str(bool(job.gpus)),
             "RESOURCES": json.dumps(resources),
             "NAME": _python(job.name),
-            "STORAGE": _python(os.path.join(os.path.abspath(job.model_dir), "ray")),
+            "STORAGE": _python(_storage(job.model_dir)),
             "RESTARTS": str(job.restarts),
         },
     )
+
+
+def _storage(model_dir: str) -> str:
+    """Return where Ray keeps what is reported to it."""
+    return f"{model_dir}-ray" if is_url(model_dir) else os.path.abspath(f"{model_dir}-ray")
 
 
 def _yaml(text: str) -> str:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.stores.failures import classify
 from modelzoo_trainer.stores.urls import StoreUrl
 
 _MEMORY: Final[dict[str, Any]] = {}
@@ -82,6 +83,11 @@ def limits_of(options: Mapping[str, Any]) -> Limits:
     )
 
 
+def is_plain(options: Mapping[str, Any]) -> bool:
+    """Return whether the connection to a store is not encrypted."""
+    return str(options.get("endpoint", "")).startswith("http://")
+
+
 def open_client(api: ModuleType, url: StoreUrl, options: Mapping[str, Any], limits: Limits) -> Any:
     """Return the client of a bucket.
 
@@ -96,7 +102,7 @@ def open_client(api: ModuleType, url: StoreUrl, options: Mapping[str, Any], limi
             raise ConfigError(f"options.{min(known)}: {url} has no options")
         return _MEMORY.setdefault(url.bucket, api.store.MemoryStore())
     of_client = {key: known.pop(key) for key in list(known) if key in _OF_CLIENT}
-    if str(known.get("endpoint", "")).startswith("http://"):
+    if is_plain(known):
         of_client.setdefault("allow_http", True)
     keywords: dict[str, Any] = dict(known)
     if url.scheme == "s3":
@@ -142,4 +148,5 @@ def _of_options(url: StoreUrl, options: Mapping[str, Any], error: Exception) -> 
         return f"options.{unknown[0]}: no such option of {url}. {suggest(unknown[0], names)}"
     if "Account must be specified" in first:
         return f"{url}: the storage account is missing. Set AZURE_STORAGE_ACCOUNT_NAME."
-    return f"{url} cannot be opened: {first}"
+    failure = classify(error, url)
+    return f"{url} cannot be opened: {failure.reason}. {failure.advice}".strip()

@@ -8,20 +8,19 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import xxhash
 
 from modelzoo_trainer.errors import NoCheckpoint, NoSuchObject
+from modelzoo_trainer.stores.listing import Listing, is_safe
 from modelzoo_trainer.stores.mirror import (
     ATTEMPT,
     MANIFEST,
     NUM_DIGITS,
-    SENT_HIDDEN,
     Mirror,
     attempt_of,
     checkpoints_in,
@@ -37,43 +36,6 @@ IS_PART: Final = re.compile(rf"[0-9a-f]{{{NUM_DIGITS}}}/[^/]+")
 _RUN_LOCK: Final = ".lock"  # of the folder, by the process that trains in it
 _NUM_THREADS: Final = 8
 _MAX_BYTES: Final = 1 << 26  # of a file that is downloaded although it may not be needed
-
-
-@dataclass(slots=True)
-class Listing:
-    """The objects of a prefix."""
-
-    checkpoints: set[str] = field(default_factory=set)
-    written: dict[str, float] = field(default_factory=dict)
-    parts: dict[str, list[Listed]] = field(default_factory=dict)  # files of attempts, by checkpoint
-    files: dict[str, Listed] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, entries: Iterable[Listed]) -> Listing:
-        """Sort the objects of a store."""
-        found = cls()
-        for entry in entries:
-            name: str = entry.name
-            folder, _, file = name.rpartition("/")
-            part = ATTEMPT.fullmatch(name)
-            if not is_safe(name):
-                continue
-            if part is not None:
-                found.parts.setdefault(part["name"], []).append(entry)
-            elif file == MANIFEST and folder:
-                found.checkpoints.add(folder)
-                found.written[folder] = entry.modified
-            else:
-                found.files[name] = entry
-        return found
-
-
-def is_safe(name: str) -> bool:
-    """Return whether the name of an object is that of a file in the mirror, not a hidden one."""
-    parts = name.split("/")
-    return all(part and "\0" not in part and not part.startswith(".") for part in parts[:-1]) and (
-        parts[-1] in SENT_HIDDEN or (bool(parts[-1]) and not parts[-1].startswith("."))
-    )
 
 
 def pull(

@@ -20,8 +20,8 @@ from typing import Any, Final
 import xxhash
 
 from modelzoo_trainer.errors import DamagedObject, NoSuchObject, StoreError
+from modelzoo_trainer.stores.listing import Listing
 from modelzoo_trainer.stores.mirror import (
-    ATTEMPT,
     MANIFEST,
     Mirror,
     attempt_of,
@@ -91,7 +91,7 @@ class Pusher:
         now = time.monotonic()
         files = [
             name
-            for name in plain_files_in(self.mirror)
+            for name in sorted(plain_files_in(self.mirror), key=_order)
             if name not in self._unreadable
             and self._is_changed(name)
             and (all_files or self._next_s.get(name, 0.0) <= now)
@@ -182,18 +182,29 @@ class Pusher:
             StoreError: If the store cannot be read, or refuses that.
         """
         entries = self.mirror.store.list("")
+        parts = Listing.of(entries).parts
         now = max((entry.modified for entry in entries), default=0.0)
+        # The record may lack a checkpoint that a listing has lacked.
+        kept = {name: f"{name}/{self._attempt_there(name)}/" for name in parts}
         old = [
             entry.name
-            for entry in entries
-            if (part := ATTEMPT.fullmatch(entry.name)) is not None
-            and self.record.checkpoints.get(part["name"]) != part["attempt"]
+            for name, found in parts.items()
+            for entry in found
+            if not entry.name.startswith(f"{name}/{self.record.checkpoints.get(name)}/")
+            and not entry.name.startswith(kept[name])
             and entry.modified < now - _OLD_S
         ]
         if old:
             self._check()
             self.mirror.store.delete(old)
             log.info("Deleted %d files of interrupted uploads to %s.", len(old), self.mirror.url)
+
+    def _attempt_there(self, name: str) -> str | None:
+        """Return the attempt that a checkpoint in the store consists of."""
+        try:
+            return attempt_of(self.mirror.store.read(f"{name}/{MANIFEST}")[0])
+        except NoSuchObject:
+            return None
 
     def _next(self, tried: set[str]) -> str | None:
         """Return the newest checkpoint to upload in this round."""
@@ -379,6 +390,12 @@ def _links(mirror: Mirror, name: str) -> Iterator[Path]:
         yield place
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _order(name: str) -> tuple[str, bool, str]:
+    """Sort key that puts what refers to other files of a folder, such as config.json, last."""
+    folder, _, file = name.rpartition("/")
+    return folder, file.endswith(("config.json", ".index.json")), file
 
 
 def _kind(name: str) -> str:

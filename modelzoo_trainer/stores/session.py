@@ -51,6 +51,7 @@ class Session:
         self.uploader: Uploader | None = None
         self._cache_bytes = cache_bytes
         self._num_users = 0
+        self._reported: str | None = None
         self._pid = os.getpid()
 
     @classmethod
@@ -97,13 +98,27 @@ class Session:
         if self.uploader is not None and self._pid == os.getpid():
             self.uploader.ask()
 
-    def finish(self) -> str | None:
-        """Wait until everything is in the store; return what is not, and why."""
+    def begin_to_finish(self) -> None:
+        """Upload everything from now on."""
         assert self.uploader is not None
-        return self.uploader.finish(self.times.wait_s)
+        self.uploader.begin_to_finish()
 
-    def end(self) -> None:
-        """Upload what is left, and release the lock when no trainer uses it. Logs failures."""
+    def is_over(self, wait_s: float) -> bool:
+        """Wait for a while; return whether everything is in the store, or there is no hope."""
+        assert self.uploader is not None
+        return self.uploader.is_over(self.times.wait_s, wait_s)
+
+    def end_of_finish(self) -> str | None:
+        """Return what is not in the store, and why; None = nothing."""
+        assert self.uploader is not None
+        self._reported = self.uploader.end_of_finish()
+        return self._reported
+
+    def end(self, *, has_run: bool) -> None:
+        """Upload what is left, and release the lock when no trainer uses it. Logs failures.
+
+        `has_run`: whether a trainer has done anything; else there is nothing to keep.
+        """
         with _LOCK:
             self._num_users -= 1
             if self._num_users > 0 or self._pid != os.getpid():
@@ -111,11 +126,11 @@ class Session:
             _OPEN.pop(str(self.mirror.path), None)
         assert self.uploader is not None
         self.uploader.stop()
-        if self.uploader.report() is not None:
+        if has_run and not self._reported and self.uploader.report() is not None:
             log.debug("Uploading the last metrics and logs to %s.", self.mirror.url)
             self.uploader.round()
-        if text := self.uploader.report():
-            log.error("%s", text)
+            if text := self.uploader.report():
+                log.error("%s", text)
         try:
             self.lease.release()
         except (StoreError, OSError) as error:

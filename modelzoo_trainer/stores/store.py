@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from modelzoo_trainer.errors import (
     ObjectChanged,
     StoreError,
 )
-from modelzoo_trainer.stores.client import Limits, import_obstore, limits_of, open_client
+from modelzoo_trainer.stores.client import Limits, import_obstore, is_plain, limits_of, open_client
 from modelzoo_trainer.stores.downloads import download_ranges
 from modelzoo_trainer.stores.failures import Failure, classify
 from modelzoo_trainer.stores.urls import StoreUrl, parse_url
@@ -74,7 +75,8 @@ def open_store(url: str | StoreUrl, options: Mapping[str, Any] | None = None) ->
         raise ConfigError(f"{url} is a folder, not an object store. Use its path.")
     api = import_obstore(parsed)
     limits = limits_of(options or {})
-    return Store(parsed, open_client(api, parsed, options or {}, limits), api, limits)
+    client = open_client(api, parsed, options or {}, limits)
+    return Store(parsed, client, api, limits, is_plain=is_plain(options or {}))
 
 
 class Store:
@@ -88,10 +90,21 @@ class Store:
         client: Its store of obstore.
         api: The module obstore, or what replaces it in a test.
         limits: Time limits.
+        is_plain: Whether answers may be damaged on the way, because they are not encrypted (http):
+            what has no checksum is then read twice.
     """
 
-    def __init__(self, url: StoreUrl, client: Any, api: ModuleType | Any, limits: Limits) -> None:
+    def __init__(
+        self,
+        url: StoreUrl,
+        client: Any,
+        api: ModuleType | Any,
+        limits: Limits,
+        *,
+        is_plain: bool = False,
+    ) -> None:
         self.url = url
+        self._is_plain = is_plain
         self._client = client
         self._api = api
         self._limits = limits
@@ -208,16 +221,13 @@ class Store:
         return Tag(found["e_tag"], found["version"])
 
     def _holds(self, name: str, data: bytes) -> bool:
-        """Return whether an object has a content; a difference must be read twice."""
-        seen: list[bytes] = []
-        while seen.count(data) == 0 and len(set(seen)) == len(seen):
-            try:
-                seen.append(self._read(name)[0])
-            except FileNotFoundError as error:
-                if not self._is_missing(error):
-                    raise
-                return False
-        return data in seen
+        """Return whether an object has a content."""
+        try:
+            return self._read(name)[0] == data
+        except FileNotFoundError as error:
+            if not self._is_missing(error):
+                raise
+            return False
 
     def _is_missing(self, error: Exception) -> bool:
         """Return whether the object does not exist, but the bucket."""
@@ -232,12 +242,27 @@ class Store:
         return self._run(f"read {name}", lambda: self._read(name))
 
     def _read(self, name: str) -> tuple[bytes, Tag]:
+        """Read an object, again if the store has no checksum of it that proves what came."""
+        data, tag = self._read_once(name)
+        while not self._is_proven(data, tag):
+            before = data
+            data, tag = self._read_once(name)
+            if data == before:
+                break
+        return data, tag
+
+    def _read_once(self, name: str) -> tuple[bytes, Tag]:
         found = self._api.get(self._client, self._path(name))
         meta = found.meta
         data = bytes(found.bytes())
         if len(data) != meta["size"]:
             raise TimeoutError(f"{len(data)} of {meta['size']} bytes were received")
         return data, Tag(meta["e_tag"], meta["version"])
+
+    def _is_proven(self, data: bytes, tag: Tag) -> bool:
+        """Return whether data are certainly what the store has."""
+        md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        return not self._is_plain or (tag.e_tag or "").strip('"') == md5
 
     def download(self, name: str, file: Path, size_bytes: int, xxh3_128: str | None) -> None:
         """Write an object to a new file durably, in parallel ranges.
@@ -293,6 +318,14 @@ class Store:
             ]
             return sorted(found)
 
+        def collect_twice() -> list[Listed]:
+            found = collect()
+            while found != (found := collect()):  # a damaged answer, or something new
+                pass
+            return found
+
+        if self._is_plain:
+            return self._run(f"list {prefix}".strip(), collect_twice)
         return self._run(f"list {prefix}".strip(), collect)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -320,7 +353,7 @@ class Store:
             StoreError: If the store does not answer.
         """
         quick = replace(self._limits, retry_s=min(_PROBE_S, self._limits.retry_s))
-        store = Store(self.url, self._client, self._api, quick)
+        store = Store(self.url, self._client, self._api, quick, is_plain=self._is_plain)
         try:
             store._probe()
         except StoreError as error:

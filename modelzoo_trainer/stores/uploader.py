@@ -53,6 +53,7 @@ class Uploader:
         self._failure: str | None = None
         self._is_lost = False
         self._has_swept = False
+        self._moves, self._moved_s, self._said_s = 0, 0.0, 0.0
 
     @property
     def failure(self) -> str | None:
@@ -125,9 +126,9 @@ class Uploader:
     def _note_failure(self, why: str) -> None:
         if self._failure != why:
             log.error(
-                "UPLOADS FAIL: %s. Training continues; checkpoints are kept in %s and uploads are "
-                "tried again.",
+                "UPLOADS FAIL: %s. %sCheckpoints are kept in %s, and uploads are tried again.",
                 why.removesuffix("."),
+                "" if self._is_finishing else "Training continues. ",
                 self.mirror.path,
             )
         self._failure = why
@@ -137,31 +138,44 @@ class Uploader:
 
         `patience_s`: how long it may take without any progress.
         """
+        self.begin_to_finish()
+        while not self.is_over(patience_s, _REPORT_S):
+            pass
+        return self.end_of_finish()
+
+    def begin_to_finish(self) -> None:
+        """Upload everything from now on, metrics and logs, too."""
         self._is_complete.clear()
         self._is_finishing = True
+        self._moves, self._moved_s = self._pusher.progress.moves, time.monotonic()
+        self._said_s = self._moved_s
         self.start()
         self.ask()
-        try:
-            self._wait(patience_s)
-        except KeyboardInterrupt:
-            log.error("%s", self.report())
-            raise
-        finally:
-            self._is_finishing = False
-        return self.report()
 
-    def _wait(self, patience_s: float) -> None:
-        progress, said_s = self._pusher.progress, time.monotonic()
-        last, moved_s = progress.moves, said_s
+    def is_over(self, patience_s: float, wait_s: float) -> bool:
+        """Wait for a while; return whether everything is in the store, or there is no hope."""
+        progress, end_s = self._pusher.progress, time.monotonic() + wait_s
         while not self._is_complete.wait(_POLL_S):
             now = time.monotonic()
-            if progress.moves != last:
-                last, moved_s = progress.moves, now
-            if self._is_lost or now - moved_s > patience_s:
-                return
-            if now - said_s > _REPORT_S:
-                said_s = now
+            if progress.moves != self._moves:
+                self._moves, self._moved_s = progress.moves, now
+            if self._is_lost or now - self._moved_s > patience_s:
+                return True
+            if now - self._said_s > _REPORT_S:
+                self._said_s = now
                 log.info("Waiting for uploads to %s: %s.", self.mirror.url, self._state(progress))
+            if now > end_s:
+                return False
+        return True
+
+    def end_of_finish(self) -> str | None:
+        """Return what is not in the store, and why; None = nothing.
+
+        Logs that have grown since then do not count: uploads write messages themselves.
+        """
+        self._is_finishing = False
+        is_done = self._is_complete.is_set() and not self._pusher.refused
+        return None if is_done else self.report()
 
     def _state(self, progress: Progress) -> str:
         if progress.name:

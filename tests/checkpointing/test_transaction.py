@@ -11,7 +11,7 @@ import xxhash
 
 from modelzoo_trainer import CheckpointError, checkpointing
 from modelzoo_trainer.checkpointing import CheckpointTransaction, FileRecord, disk
-from modelzoo_trainer.checkpointing.transaction import write_file
+from modelzoo_trainer.checkpointing.file_writing import write_file
 
 
 def names(folder):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from modelzoo_trainer import Callback, Checkpoint, Logging, Trainer, TrainingLoop
+from modelzoo_trainer import Callback, Checkpoint, Logging, ObjectStore, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import RayTrainReport
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.launch import WorkerStopped, worker
@@ -244,7 +244,7 @@ def test_there_is_one_report_although_it_is_added_twice(
 ) -> None:
     with RayTrainReport():
         make_trainer(tmp_path, callbacks=[RayTrainReport()]).fit(BATCHES)
-    assert [metrics["step"] for metrics, _ in train.reports] == [6, 6]  # the last checkpoint, end
+    assert [metrics["step"] for metrics, _ in train.reports] == [6]
 
 
 def test_a_node_that_ray_takes_away_causes_a_checkpoint(
@@ -290,3 +290,18 @@ def test_metrics_that_are_no_json_are_reported_as_text(tmp_path: Path, train: Fa
     make_trainer(tmp_path, callbacks=[Logs(), RayTrainReport()]).fit(BATCHES)
     metrics = train.reports[-1][0]
     assert (metrics["bad"], metrics["tensor"], metrics["count"]) == ("nan", 2.0, 3)
+
+
+def test_a_checkpoint_in_an_object_store_is_reported_by_its_url(
+    tmp_path: Path, train: FakeRayTrain
+) -> None:
+    pytest.importorskip("obstore")
+    trainer = make_trainer(
+        "memory://ray-train-report/run",  # type: ignore[arg-type]
+        callbacks=[RayTrainReport()],
+        checkpoint=Checkpoint(steps=6),
+        object_store=ObjectStore(cache_dir=tmp_path),
+    )
+    trainer.fit(BATCHES)
+    newest = "memory://ray-train-report/run/checkpoint_6"
+    assert train.reports[-1][0]["checkpoint_path"] == newest

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from modelzoo_trainer.launch.jobs import FILES
 
 JOBS = Path(__file__).resolve().parents[2] / "docs" / "jobs"
 pytestmark = pytest.mark.slow
@@ -44,7 +47,7 @@ SKY = """
 import sys
 import sky
 task = sky.Task.from_yaml(sys.argv[1])
-assert task.num_nodes == 4
+assert task.num_nodes == 1
 """
 
 
@@ -59,9 +62,14 @@ def run_sky(path: Path) -> subprocess.CompletedProcess[str]:
     return process
 
 
-def test_skypilot(tmp_path: Path) -> None:
+def test_skypilot(tmp_path: Path, maker: Any) -> None:
     process = run_sky(JOBS / "skypilot.yaml")
     assert process.returncode == 0, process.stderr
+    mounted = replace(maker.OTHERS["skypilot.yaml"], mounts=[("runs", "/runs"), ("./a", "/a")])
+    path = tmp_path / "mounted.yaml"
+    path.write_text(FILES["skypilot", ""][1](mounted), encoding="utf-8")
+    assert yaml.safe_load(path.read_text(encoding="utf-8"))["volumes"] == {"/runs": "runs"}
+    assert run_sky(path).returncode == 0
     wrong = tmp_path / "wrong.yaml"
     text = (JOBS / "skypilot.yaml").read_text(encoding="utf-8")
     wrong.write_text(text.replace("num_nodes:", "nodes:"), encoding="utf-8")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,16 +10,6 @@ import pytest
 from modelzoo_trainer.launch.render import render, template_names
 
 JOBS = Path(__file__).resolve().parents[2] / "docs" / "jobs"
-
-
-@pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_jobs", JOBS.parent / "make_jobs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_files_of_the_docs_are_the_templates_with_example_values(maker: Any) -> None:

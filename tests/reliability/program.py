@@ -31,6 +31,7 @@ from tests.reliability.parts import (
     Jitter,
     Slow,
     Spoil,
+    Wide,
 )
 from tests.reliability.toy_task import PAUSE_S, Net, Samples
 
@@ -77,6 +78,8 @@ class Plan:
         full_from: Step from which on the disk is full.
         full_to: Step from which on it is not.
         pad: Numbers that the model holds besides, to make its checkpoints large.
+        wide: Numbers of a callback that writes them past torch's knowledge right after each save;
+            states of any size are then frozen for the process that writes them.
     """
 
     folder: str
@@ -108,6 +111,7 @@ class Plan:
     full_from: int | None = None
     full_to: int = 0
     pad: int = 0
+    wide: int = 0
 
     @property
     def place(self) -> Path:
@@ -119,6 +123,7 @@ def trainer_of(plan: Plan) -> Trainer:
     """Return the trainer of a plan."""
     callbacks: list[Any] = [Jitter(), Events(plan.place / EVENTS)]
     callbacks += [Ema()] if plan.ema else []
+    callbacks += [Wide(plan.wide)] if plan.wide else []
     callbacks += [] if plan.policy is None else [check_loss(plan.policy)]
     callbacks += [Spoil(plan.bad_batches)] if plan.bad_batches else []
     callbacks += [] if plan.keep is None else [KeepNCheckpoints(plan.keep)]
@@ -129,6 +134,9 @@ def trainer_of(plan: Plan) -> Trainer:
     if plan.full_from is not None:
         callbacks.append(FillDisk(plan.full_from, plan.full_to))
     later = {"asynchronous": True} if plan.asynchronous else {}
+    checkpoint = Checkpoint(steps=plan.every, checkpoint_root=plan.root, **later)
+    if plan.wide:
+        checkpoint._saving._background._least_frozen = 0
     return Trainer(
         progress="none",
         device="cpu",
@@ -141,7 +149,7 @@ def trainer_of(plan: Plan) -> Trainer:
             eval_frequency=5 if plan.validate else None,
             **{plan.length: plan.steps},
         ),
-        checkpoint=Checkpoint(steps=plan.every, checkpoint_root=plan.root, **later),
+        checkpoint=checkpoint,
         callbacks=[*callbacks, Die(plan.die_at, plan.save_after_batch)],
         loggers=[JsonlLogger()],
         seed=7,
@@ -183,13 +191,14 @@ def run(plan: Plan) -> int:
 
 def result_of(trainer: Trainer, plan: Plan) -> dict[str, Any]:
     """Return what has to be equal, however often the run was interrupted."""
-    ema = trainer.get_callback(Ema)
+    ema, wide = trainer.get_callback(Ema), trainer.get_callback(Wide)
     return {
         "step": trainer.global_step,
         "weights": digest(trainer.model.state_dict()),
         "optimizer": digest(trainer.optimizer.state_dict()),
         "schedulers": digest([scheduler.state_dict() for scheduler in trainer.schedulers]),
         "ema": None if ema is None else digest(ema.average),
+        "wide": None if wide is None else digest(wide.memory),
         "metrics": metrics_digest(Path(plan.folder) / "metrics.jsonl"),
     }
 

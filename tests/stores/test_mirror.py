@@ -207,6 +207,19 @@ def test_old_leftovers_of_uploads_are_removed(
     assert len(one.store.list("checkpoint_4")) == 3
 
 
+def test_checkpoint_that_a_listing_lacked_is_not_a_leftover(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = machine("one")
+    save(one, 4)
+    push(one)
+    monkeypatch.setattr("modelzoo_trainer.stores.pushing._OLD_S", -1.0)
+    forgetful = Pusher(one, lambda: None)
+    forgetful.record.checkpoints.clear()
+    forgetful.sweep()
+    assert len(one.store.list("checkpoint_4")) == 3
+
+
 def test_metrics_of_the_store_win(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     one, other = machine("one"), machine("other")
     (one.path / "metrics.jsonl").write_text("1\n")

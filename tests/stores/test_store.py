@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
 import os
 import tracemalloc
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from modelzoo_trainer.stores import store as store_module
 from modelzoo_trainer.stores.failures import classify
 from modelzoo_trainer.stores.store import Store, open_store
 from modelzoo_trainer.stores.urls import StoreUrl
-from tests.stores.faulty import BUSY, EXPIRED, faulty_store
+from tests.stores.faulty import BUSY, EXPIRED, LIMITS, faulty_store
 
 SIZE = 100_003
 
@@ -331,6 +332,14 @@ def test_invalid_options_are_refused(url: str, options: dict[str, Any], found: s
     assert "hunter2" not in str(caught.value)
 
 
+def test_half_of_the_credentials_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    with pytest.raises(ConfigError, match="no credentials were found") as caught:
+        open_store("s3://bucket/a")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     imported = builtins.__import__
 
@@ -344,18 +353,51 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
         open_store("s3://bucket/a")
 
 
-def test_an_object_that_is_read_wrongly_once_is_read_again() -> None:
+@pytest.mark.parametrize("e_tag", [None, '"of-another-kind"'])
+def test_a_damaged_answer_without_encryption_is_noticed(e_tag: str | None) -> None:
     client = MemoryStore()
-    store, api = faulty_store(("put", "lost"), client=client)
-    reads = iter([b"damaged"])
+    obstore.put(client, "run/a", b"right")
+    _, api = faulty_store(client=client)
+    answers = iter([b"wrong", b"right", b"Right", b"right", b"right"])
 
     def get(client: Any, path: str) -> Any:
-        found = obstore.get(client, path)
-        data = next(reads, None)
-        return found if data is None else _Found(found.meta | {"size": len(data)}, data)
+        meta = obstore.head(client, path)
+        return _Found({**meta, "e_tag": e_tag}, next(answers))
 
     api.get = get  # type: ignore[method-assign,assignment]
-    assert store.create("a", b"ours")
+    store = Store(StoreUrl("s3", "b", "run"), client, api, LIMITS, is_plain=True)
+    assert store.read("a")[0] == b"right"
+    assert next(answers, None) is None
+
+
+def test_an_answer_with_its_checksum_is_read_once() -> None:
+    client = MemoryStore()
+    obstore.put(client, "run/a", b"right")
+    _, api = faulty_store(client=client)
+    answers = iter([b"wrong", b"right"])
+
+    def get(client: Any, path: str) -> Any:
+        meta = obstore.head(client, path)
+        return _Found({**meta, "e_tag": f'"{hashlib.md5(b"right").hexdigest()}"'}, next(answers))
+
+    api.get = get  # type: ignore[method-assign,assignment]
+    store = Store(StoreUrl("s3", "b", "run"), client, api, LIMITS, is_plain=True)
+    assert store.read("a")[0] == b"right"
+    assert next(answers, None) is None
+
+
+def test_a_damaged_listing_without_encryption_is_noticed() -> None:
+    client = MemoryStore()
+    obstore.put(client, "run/a", b"1")
+    _, api = faulty_store(client=client)
+    damaged = [[{**obstore.head(client, "run/a"), "path": "run/b"}]]
+
+    def listed(client: Any, prefix: str) -> Any:
+        return [damaged.pop()] if damaged else obstore.list(client, prefix)
+
+    api.list = listed  # type: ignore[method-assign,assignment]
+    store = Store(StoreUrl("s3", "b", "run"), client, api, LIMITS, is_plain=True)
+    assert [one.name for one in store.list()] == ["a"]
 
 
 class _Found:

@@ -215,7 +215,9 @@ def test_end_of_a_run_says_what_could_not_be_uploaded(
     trainer.close()
     assert stored(store) == set()
     down.is_down = False
-    run_on("one").close()
+    again = run_on("one")
+    again.validate(tiny_batches(1))
+    again.close()
     assert stored(store) == {"checkpoint_2", "checkpoint_4", "checkpoint_6"}
 
 
@@ -249,3 +251,55 @@ def test_file_url_is_a_plain_path(tmp_path: Path) -> None:
     trainer = Trainer(model=TinyModel(), model_dir=f"file://{tmp_path}/run", progress="none")
     assert trainer.model_dir == tmp_path / "run"
     trainer.close()
+
+
+def test_prefixes_in_one_another_are_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="are in one another"):
+        Trainer(
+            model=TinyModel(),
+            model_dir=url,
+            checkpoint=Checkpoint(checkpoint_root=f"{url}/checkpoints"),
+            object_store=ObjectStore(cache_dir=tmp_path),
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cache_size": -1}, "object_store.cache_size: expected a finite number >= 0 or null"),
+        ({"sync_seconds": 0}, "object_store.sync_seconds: .*, got 0"),
+        ({"options": {"endpoind": "x"}}, r"options.endpoind: memory://\S+ has no options"),
+    ],
+)
+def test_invalid_settings_are_refused(
+    url: str, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Trainer(
+            model=TinyModel(),
+            model_dir=url,
+            object_store=ObjectStore(cache_dir=tmp_path, **settings),
+        )
+
+
+def test_what_ran_nothing_leaves_nothing_in_the_store(run_on: Make, store: Store) -> None:
+    run_on("one").close()
+    assert {one.name for one in store.list("")} <= {".lock"}
+
+
+def test_takeover_stops_uploads_and_saves(
+    run_on: Make, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = run_on("one", num_steps=4)
+
+    class Thief(Callback):
+        def on_step_committed(self, trainer: Trainer) -> None:
+            if trainer.global_step == 3:
+                lease = trainer.object_store._sessions[0].lease
+                lease._winner = "process 1 on other (since today)"
+
+    trainer.add_callback(Thief())
+    with pytest.raises(ConfigError, match="process 1 on other"):
+        trainer.fit(tiny_batches(4))
+    assert stored(store) <= {"checkpoint_2"}
+    assert "Not uploaded" in caplog.text

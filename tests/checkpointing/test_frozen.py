@@ -1,0 +1,393 @@
+"""Saves by another process, which copies frozen memory."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import mmap
+import os
+import resource
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from modelzoo_trainer import CheckpointError, checkpointing
+from modelzoo_trainer.checkpointing import BackgroundSaver, frozen_memory
+from modelzoo_trainer.checkpointing.frozen_memory import (
+    PAGE,
+    are_private,
+    can_protect,
+    merged,
+    protect,
+    split,
+)
+from modelzoo_trainer.errors import is_refusal_of_disk
+
+MIB = 1 << 20
+needs_protection = pytest.mark.skipif(
+    not can_protect(), reason="this user or kernel may not protect memory (userfaultfd)"
+)
+
+
+def make_state(value=0.0, mib=4, num=3):
+    tensors = {str(idx): torch.full((mib * MIB // 4,), value + idx) for idx in range(num)}
+    return {
+        "model": tensors | {"small": torch.full((5,), value), "turned": torch.ones(3, 2).t()},
+        "list": [value],
+    }
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def saver(tmp_path):
+    """Return a saver whose process runs: its first save is a copy."""
+    saver = BackgroundSaver(least_frozen=0)
+    yield saver
+    saver._land()
+    if saver._process is not None:
+        saver._process.close()
+
+
+def start(saver, tmp_path, state):
+    saver.save(tmp_path / "first", state, step=0)
+    saver.wait()
+    assert saver._process is not None
+    return saver._process
+
+
+# ---- what is saved
+
+
+@needs_protection
+def test_nothing_that_is_written_afterwards_in_any_way_is_in_the_file(tmp_path, saver):
+    state = make_state()
+    start(saver, tmp_path, state)
+    every = state["model"]
+    weights = torch.nn.Parameter(every["0"])
+    view, address = every["1"].numpy(), every["2"].data_ptr()
+    for step in range(1, 4):
+        expected = {name: tensor.clone() for name, tensor in every.items()}
+        saver.save(tmp_path / f"c_{step}", state, step=step)
+        weights.data.add_(1)
+        view[::-1][:1000] += 5
+        view[:] -= 1
+        ctypes.memset(address + 3 * MIB, 7, MIB)
+        every["small"].zero_()
+        state["list"].append(step)
+        with Path("/dev/zero").open("rb", buffering=0) as zero:  # a write by the kernel
+            assert zero.readinto(memoryview(view).cast("B")[MIB : 2 * MIB]) == MIB
+        assert saver._buffer.num_bytes == 0
+        assert saver.wait() == [tmp_path / f"c_{step}"]
+        found = checkpointing.load(tmp_path / f"c_{step}")
+        assert all(torch.equal(found["model"][name], expected[name]) for name in expected)
+        assert found["list"] == [0.0, *range(1, step)]
+
+
+@needs_protection
+def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path, saver):
+    tied = torch.rand(MIB)
+    flat = torch.rand(MIB)
+    state = make_state() | {
+        "tied": [tied, tied, tied.view(4, -1), flat[1000:], flat[:200_000], flat],
+        "empty": torch.empty(0, 2),
+        "x": torch.tensor(1),
+        "bfloat16": torch.rand(MIB).to(torch.bfloat16),
+        "complex": torch.rand(MIB, dtype=torch.complex64),
+        "numpy": np.arange(300_000),
+    }
+    start(saver, tmp_path, state)
+    checkpointing.save(tmp_path / "a" / "c", state, step=1, facts={"x": 1})
+    saver.save(tmp_path / "b" / "c", state, step=1, facts={"x": 1})
+    assert saver._buffer.num_bytes == 0
+    saver.wait()
+    first = {file.name: file.read_bytes() for file in (tmp_path / "a/c").iterdir()}
+    assert first == {file.name: file.read_bytes() for file in (tmp_path / "b/c").iterdir()}
+
+
+@needs_protection
+def test_a_part_of_a_checkpoint_of_several_ranks_is_frozen_too(tmp_path, saver):
+    state = make_state() | {"array": np.arange(3), "more": [np.ones((3, 2)).T]}
+    for step in range(2):
+        saver.save_sharded(tmp_path / f"c_{step}", state, step=step, process_group=None)
+        saver.wait()
+    assert saver._process is not None
+    assert saver._stager is None
+    saver.save_sharded(tmp_path / "c", state, step=2, process_group=None)
+    for name in "012":
+        state["model"][name].numpy()[:] = 9
+    state["array"][:] = 9
+    state["more"][0][:] = 9
+    state["list"].append(9)
+    saver.wait()
+    assert saver._stager is None  # nothing was copied by this process
+    found = checkpointing.load(tmp_path / "c")
+    assert [found["model"][name].unique().tolist() for name in "012"] == [[0], [1], [2]]
+    assert (found["array"].tolist(), found["list"]) == ([0, 1, 2], [0.0])
+    assert found["more"][0].tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+@needs_protection
+@pytest.mark.parametrize("kind", ["shared", "other process", "file", "turned", "small"])
+def test_what_cannot_be_frozen_is_copied(tmp_path, kind):
+    least = 1 << 30 if kind == "small" else 0
+    saver = BackgroundSaver(least_frozen=least)
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(4 * MIB))
+    made = {
+        "shared": lambda: torch.zeros(MIB).share_memory_(),
+        "other process": lambda: torch.frombuffer(mmap.mmap(-1, 4 * MIB), dtype=torch.float32),
+        "file": lambda: torch.from_file(str(file), shared=False, size=MIB),
+        "turned": lambda: torch.zeros(1024, 1024).t(),
+        "small": lambda: torch.zeros(MIB),
+    }
+    state = {"model": {"w": made[kind]()}}
+    for step in range(3):
+        saver.save(tmp_path / f"c_{step}", state, step=step)
+        state["model"]["w"].add_(1)
+        assert saver._buffer.num_bytes >= 4 * MIB
+        saver.wait()
+        found = checkpointing.load(tmp_path / f"c_{step}")["model"]["w"]
+        assert found.unique().tolist() == [step]
+
+
+@needs_protection
+def test_a_tensor_at_another_place_is_copied_once(tmp_path, saver):
+    start(saver, tmp_path, make_state())
+    state = make_state(5, mib=7)
+    saver.save(tmp_path / "c_1", state, step=1)
+    assert saver._buffer.num_bytes > 0
+    saver.wait()
+    saver.save(tmp_path / "c_2", state, step=2)
+    assert saver._buffer.num_bytes == 0
+    saver.wait()
+    assert checkpointing.load(tmp_path / "c_2")["model"]["0"].unique().tolist() == [5]
+
+
+def test_without_protection_everything_is_copied(tmp_path, saver, monkeypatch):
+    monkeypatch.setattr("modelzoo_trainer.checkpointing.frozen_state.can_protect", lambda: False)
+    state = make_state()
+    for step in range(3):
+        saver.save(tmp_path / f"c_{step}", state, step=step)
+        state["model"]["0"].add_(1)
+        saver.wait()
+        found = checkpointing.load(tmp_path / f"c_{step}")["model"]["0"]
+        assert found.unique().tolist() == [step]
+    assert saver._process is None
+
+
+# ---- failures
+
+
+@needs_protection
+def test_an_error_of_the_disk_is_reported_and_the_next_save_works(tmp_path, saver):
+    state = make_state()
+    start(saver, tmp_path, state)
+    limit = resource.prlimit(saver._process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(saver._process.pid, resource.RLIMIT_FSIZE, (MIB, limit[1]))
+    saver.save(tmp_path / "c_1", state, step=1)
+    with pytest.raises(CheckpointError, match="c_1' could not be saved: File too large") as caught:
+        saver.wait()
+    assert is_refusal_of_disk(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
+    resource.prlimit(saver._process.pid, resource.RLIMIT_FSIZE, limit)
+    saver.save(tmp_path / "c_2", state, step=2)
+    assert saver.wait() == [tmp_path / "c_2"]
+    assert saver._process is not None
+
+
+@needs_protection
+@pytest.mark.parametrize("stage", ["idle", "copying", "writing"])
+def test_a_process_that_is_killed_fails_its_save_and_the_next_is_written_by_a_thread(
+    tmp_path, saver, stage
+):
+    state = make_state(mib=16)
+    process = start(saver, tmp_path, state)
+    if stage == "copying":
+        os.kill(process.pid, signal.SIGSTOP)
+        saver.save(tmp_path / "c_1", state, step=1)
+        os.kill(process.pid, signal.SIGKILL)
+    elif stage == "writing":
+        real = process.ask
+
+        def ask(message, limit_s=None):
+            if message and "write" in message:
+                os.kill(process.pid, signal.SIGKILL)
+            return real(message, limit_s)
+
+        process.ask = ask
+        saver.save(tmp_path / "c_1", state, step=1)
+    else:
+        os.kill(process.pid, signal.SIGKILL)
+    if stage == "idle":
+        process._process.wait(60)
+        saver.save(tmp_path / "c_1", state, step=1)  # copied: nothing is lost
+        assert saver.wait() == [tmp_path / "c_1"]
+    else:
+        state["model"]["0"].add_(1)  # does not wait for a process that is gone
+        with pytest.raises(CheckpointError, match="ended by SIGKILL") as caught:
+            saver.wait()
+        assert is_refusal_of_disk(caught.value)
+        assert [path.name for path in tmp_path.iterdir()] == ["first"]
+    saver.save(tmp_path / "c_2", state, step=2)
+    assert saver.wait() == [tmp_path / "c_2"]
+    assert saver._process is None
+
+
+@needs_protection
+def test_a_process_that_hangs_is_ended(tmp_path, saver, monkeypatch):
+    monkeypatch.setattr("modelzoo_trainer.checkpointing.frozen_state._COPY_S", 0.3)
+    monkeypatch.setattr("modelzoo_trainer.checkpointing.frozen_state._END_S", 0.1)
+    state = make_state()
+    process = start(saver, tmp_path, state)
+    os.kill(process.pid, signal.SIGSTOP)
+    saver.save(tmp_path / "c_1", state, step=1)
+    state["model"]["0"].add_(1)  # waits until it is ended
+    with pytest.raises(CheckpointError, match="did not answer"):
+        saver.wait()
+    assert not is_running(process.pid)
+
+
+@needs_protection
+def test_signals_to_the_run_do_not_end_the_process(tmp_path, saver):
+    state = make_state()
+    process = start(saver, tmp_path, state)
+    assert os.getpgid(process.pid) != os.getpgid(0)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(process.pid, number)
+    saver.save(tmp_path / "c_1", state, step=1)
+    assert saver.wait() == [tmp_path / "c_1"]
+    assert saver._process is process
+
+
+# ---- processes and memory
+
+
+@needs_protection
+def test_the_process_ends_with_its_saver(tmp_path):
+    saver = BackgroundSaver(least_frozen=0)
+    process = start(saver, tmp_path, make_state())
+    pid = process.pid
+    assert is_running(pid)
+    del saver, process
+    gc.collect()
+    assert not is_running(pid)
+
+
+@needs_protection
+def test_the_process_holds_no_file_of_the_run_and_no_torch(tmp_path, saver):
+    with (tmp_path / "open").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        process = start(saver, tmp_path, make_state())
+        held = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+    assert str(tmp_path / "open") not in held
+    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+@needs_protection
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_processes_that_are_forked_meanwhile_can_write_to_the_state(tmp_path, saver):
+    state = make_state()
+    process = start(saver, tmp_path, state)
+    os.kill(process.pid, signal.SIGSTOP)
+    saver.save(tmp_path / "c_1", state, step=1)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            state["model"]["0"].add_(1)
+            del saver._process
+            gc.collect()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.kill(process.pid, signal.SIGCONT)
+    assert saver.wait() == [tmp_path / "c_1"]
+    assert saver._process is process
+    assert checkpointing.load(tmp_path / "c_1")["model"]["0"].unique().tolist() == [0]
+
+
+@needs_protection
+def test_no_memory_and_no_descriptor_is_kept(tmp_path, saver):
+    state = make_state(mib=8)
+    process = start(saver, tmp_path, state)
+
+    def save(step):
+        saver.save(tmp_path / f"c_{step}", state, step=step)
+        saver.wait()
+
+    def held(pid):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * PAGE // MIB, len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+    save(1)
+    before = held(process.pid), held(os.getpid())
+    for step in range(2, 12):
+        save(step)
+    after = held(process.pid), held(os.getpid())
+    for old, new in zip(before, after, strict=True):
+        assert new[0] <= old[0] + 8
+        assert new[1] == old[1]
+
+
+# ---- memory
+
+
+def test_ranges_are_merged_and_split_at_whole_pages():
+    assert merged([(10, 5), (12, 1), (15, 5), (30, 0), (40, 1)]) == [(10, 10), (40, 1)]
+    big = 1 << 20
+    pages, rest = split([(PAGE + 16, big), (PAGE + 100, 50), (10 * big, 100)])
+    assert pages == [(2 * PAGE, big - PAGE)]
+    assert rest == [(PAGE + 16, PAGE - 16), (PAGE + big, 16), (10 * big, 100)]
+
+
+@needs_protection
+def test_a_writer_waits_and_a_reader_does_not():
+    tensor = torch.zeros(MIB)
+    pages, _ = split([(tensor.data_ptr(), tensor.nbytes)])
+    fault = protect(pages)
+    assert tensor.sum() == 0
+    done = threading.Event()
+
+    def write():
+        tensor.add_(1)
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert not done.wait(0.2)
+    os.close(fault)  # as when the other process is killed
+    thread.join(60)
+    assert done.is_set()
+
+
+@needs_protection
+def test_memory_of_a_file_is_not_private(tmp_path):
+    own = torch.zeros(MIB)
+    assert are_private([(own.data_ptr(), own.nbytes)])
+    shared = torch.frombuffer(mmap.mmap(-1, 4 * MIB), dtype=torch.float32)
+    assert not are_private([(shared.data_ptr(), shared.nbytes)])
+    assert not are_private([(1 << 20, 10)])
+
+
+def test_a_kernel_that_refuses_is_noticed(monkeypatch):
+    def refuse():
+        raise OSError(errno.EPERM, "no")
+
+    monkeypatch.setattr(frozen_memory, "_open", refuse)
+    frozen_memory.can_protect.cache_clear()
+    try:
+        assert not can_protect()
+    finally:
+        frozen_memory.can_protect.cache_clear()
