@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import pytest
 
@@ -24,6 +25,7 @@ pytestmark = [
 ]
 KINDS: Final = ("torchrun", "srun")
 GRACE_S: Final = 60
+Finish: TypeAlias = "Callable[[list[Submitted], int], None]"
 HELD_AT: Final = 9  # where `Tell` lets no process continue, until something happens
 
 
@@ -116,8 +118,19 @@ def held(slurm: Slurm, tmp_path: Path) -> Iterator[list[Submitted]]:
     slurm.empty()
 
 
-def finish(runs: list[Submitted], undisturbed: dict[str, str], began_at: int) -> None:
-    """Let runs that were queued again continue to their end, and compare it."""
+@pytest.fixture
+def finish(undisturbed: dict[str, str], record_property: Callable[[str, object], None]) -> Finish:
+    """A function that lets runs that were queued again continue to their end, and compares it."""
+
+    def wait(runs: list[Submitted], began_at: int) -> None:
+        _finish(runs, undisturbed, began_at)
+        record_property("requeued", len(runs))
+        record_property("unequal", 0)
+
+    return wait
+
+
+def _finish(runs: list[Submitted], undisturbed: dict[str, str], began_at: int) -> None:
     for one in runs:
         one.job.wait_until_queued()
         one.free()
@@ -129,42 +142,44 @@ def finish(runs: list[Submitted], undisturbed: dict[str, str], began_at: int) ->
 
 
 def test_a_job_resumes_after_its_time_limit(
-    slurm: Slurm, held: list[Submitted], undisturbed: dict[str, str]
+    slurm: Slurm, held: list[Submitted], finish: Finish
 ) -> None:
     for one in held:
         slurm.ask("scontrol", "update", f"JobId={one.job.number}", "TimeLimit=1")
-    finish(held, undisturbed, began_at=HELD_AT)
+    finish(held, HELD_AT)
 
 
 def test_a_job_resumes_after_scontrol_requeue(
-    slurm: Slurm, held: list[Submitted], undisturbed: dict[str, str]
+    slurm: Slurm, held: list[Submitted], finish: Finish
 ) -> None:
     for one in held:
         slurm.ask("scontrol", "requeue", one.job.number)
-    finish(held, undisturbed, began_at=HELD_AT)
+    finish(held, HELD_AT)
 
 
 def test_a_job_resumes_after_a_preemption(
-    slurm: Slurm, held: list[Submitted], undisturbed: dict[str, str], tmp_path: Path
+    slurm: Slurm, held: list[Submitted], finish: Finish, tmp_path: Path
 ) -> None:
     script = "#!/bin/bash\nsleep 3\n"
     urgent = slurm.submit(script, "urgent", tmp_path, "--partition=high", "--exclusive")
     assert urgent.wait() == "COMPLETED 0:0"
-    finish(held, undisturbed, began_at=HELD_AT)
+    finish(held, HELD_AT)
 
 
 def test_a_job_resumes_after_a_node_failed(
-    slurm: Slurm, held: list[Submitted], undisturbed: dict[str, str]
+    slurm: Slurm, held: list[Submitted], finish: Finish
 ) -> None:
     slurm.fail_node()
     for one in held:
         one.job.wait_until_queued()
     slurm.start_node()
-    finish(held, undisturbed, began_at=6)  # its last checkpoint
+    finish(held, 6)  # its last checkpoint
 
 
 def test_a_run_continues_after_a_process_was_killed(
-    held: list[Submitted], undisturbed: dict[str, str]
+    held: list[Submitted],
+    undisturbed: dict[str, str],
+    record_property: Callable[[str, object], None],
 ) -> None:
     for one in held:
         pid = process_of(one, rank=1)
@@ -176,6 +191,15 @@ def test_a_run_continues_after_a_process_was_killed(
         assert one.begins()[0] == 0
         assert len(one.begins()) == 2
         assert shards(one.folder) == undisturbed
+    record_property("kills", len(held))
+    record_property("unequal", 0)
+    table = {
+        "torchrun, undisturbed": undisturbed,
+        **{f"Slurm, {one.kind}, a process killed": shards(one.folder) for one in held},
+    }
+    for name, found in table.items():  # shown by pytest -rP
+        digests = " ".join(digest[:16] for digest in found.values())
+        sys.stdout.write(f"{name:32} {digests}\n")
 
 
 def process_of(run: Submitted, rank: int) -> int:
@@ -197,7 +221,8 @@ def test_a_run_that_is_over_is_not_queued_again(slurm: Slurm, tmp_path: Path) ->
     folders = {name: tmp_path / name for name in ("stopped", "cancelled", "failing", "lost", "bad")}
     for folder in folders.values():
         folder.mkdir()
-    stopped = [Submitted(slurm, kind, folders["stopped"]) for kind in KINDS]
+    pause = "init.callbacks[Tell].pause=0.2"
+    stopped = [Submitted(slurm, kind, folders["stopped"], pause) for kind in KINDS]
     lost = [
         Submitted(slurm, kind, folders["lost"], activate=("source /absent/bin/activate",))
         for kind in KINDS
@@ -208,16 +233,17 @@ def test_a_run_that_is_over_is_not_queued_again(slurm: Slurm, tmp_path: Path) ->
     for one in stopped:
         one.wait_for_step()
         (one.folder / "stop").touch()
+        one.free()
     for one in stopped:
         assert one.job.wait().startswith("FAILED")
-        assert (one.folder / f"checkpoint_{HELD_AT}").is_dir()
+        assert "stopped by stop file" in one.job.said
     cancelled = [Submitted(slurm, kind, folders["cancelled"]) for kind in KINDS]
     for one in cancelled:
         one.wait_for_step()
         slurm.ask("scancel", one.job.number)
-    for one in cancelled:
         assert one.job.wait().startswith("CANCELLED")
-        wait_until(lambda: (one.folder / f"checkpoint_{HELD_AT}").is_dir(), what=one.job.said)  # noqa: B023
+    slurm.empty()
+    assert all((one.folder / f"checkpoint_{HELD_AT}").is_dir() for one in cancelled)
     bad = [Submitted(slurm, kind, folders["bad"], "init.seed=none of it") for kind in KINDS]
     fault = "init.callbacks[Disturb].how=raise"
     failing = [Submitted(slurm, kind, folders["failing"], fault, is_held=False) for kind in KINDS]
