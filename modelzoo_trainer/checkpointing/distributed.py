@@ -39,11 +39,14 @@ from modelzoo_trainer.checkpointing.shard_writing import (
     abandon,
     index_of,
     records_of,
+    upload_share,
+    uploaded_of,
     write_share,
 )
 from modelzoo_trainer.checkpointing.sharded import dtype_of, flatten, unflatten
 from modelzoo_trainer.checkpointing.transaction import CheckpointTransaction, WriteFile
 from modelzoo_trainer.errors import CheckpointError, DiskError, is_refusal_of_disk
+from modelzoo_trainer.stores.apart import attempt_for, lies_apart
 
 
 class CheckpointWriter(StorageWriter):
@@ -122,25 +125,33 @@ class CheckpointWriter(StorageWriter):
                 raise DiskError(str(error)) from error.__cause__
             raise
         self._world_size = len(plans)
+        folder = str(self._transaction.folder)
+        attempt = self._transaction.attempt = attempt_for(self.path)
         return [
-            replace(plan, storage_data=Share(folder=str(self._transaction.folder), rank=rank))
+            replace(plan, storage_data=Share(folder=folder, rank=rank, attempt=attempt))
             for rank, plan in enumerate(plans)
         ]
 
     @override
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         share: Share = plan.storage_data
+        is_apart = bool(share.attempt) and lies_apart(self.path)
         try:
-            results = write_share(share, plan.items, planner, self._by)
+            if is_apart:
+                results = upload_share(share, self.path, plan.items, planner, self._by)
+            else:
+                results = write_share(share, plan.items, planner, self._by)
         except BaseException as error:
-            if isinstance(error, FileNotFoundError) and not Path(share.folder).exists():
+            is_gone = not is_apart and not Path(share.folder).exists()
+            if isinstance(error, FileNotFoundError) and is_gone:
                 raise _AbandonedError(
                     f"{share.folder!r} was not saved: another process failed."
                 ) from error
             abandon(Path(share.folder))
             if not isinstance(error, OSError):
                 raise
-            text = f"{error.strerror or error}. Earlier checkpoints are not affected."
+            reason = str(error.strerror or error).removesuffix(".")
+            text = f"{reason}. Earlier checkpoints are not affected."
             raise DiskError(text) from error
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
@@ -163,6 +174,7 @@ class CheckpointWriter(StorageWriter):
         try:
             index = index_of(metadata, results, self._world_size)
             transaction.records.update(records_of(results))
+            transaction.elsewhere = uploaded_of(results)
             transaction.write(SHARDS, [index.to_json().encode("ascii")])
             transaction.commit(step=self.step, facts=self.facts)
         except BaseException as error:

@@ -49,10 +49,15 @@ class Manifest:
     files: dict[str, FileRecord]  # all other files, by name
     # additional entries, readable without the state
     facts: dict[str, Any] = field(default_factory=dict)
+    # under which some of its files were uploaded before it was written; "" = none
+    attempt: str = ""
 
     def to_json(self) -> str:
         """Return the manifest as JSON, with a digest of itself."""
-        return _sealed(asdict(self))
+        raw = asdict(self)
+        if not self.attempt:
+            del raw["attempt"]
+        return _sealed(raw)
 
 
 def _sealed(manifest: dict[str, Any]) -> str:
@@ -194,6 +199,7 @@ def _manifest_of(raw: dict[str, Any], path: Path) -> Manifest:
         versions={name: str(version) for name, version in raw["versions"].items()},
         files={name: _record_of(name, record) for name, record in raw["files"].items()},
         facts=raw["facts"],
+        attempt=str(raw.get("attempt", "")),
     )
 
 

@@ -50,6 +50,7 @@ from modelzoo_trainer.checkpointing.state_json import Encoder
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, bytes_of, can_hold
 from modelzoo_trainer.checkpointing.transaction import WriteFile
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.stores.apart import folder_for_upload, upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class Share:
 
     folder: str
     rank: int  # among the writing ranks
+    attempt: str = ""  # of those that do not see the folder, to upload their files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class Written:
     file: str
     name: str
     records: Mapping[str, FileRecord]  # all files of the rank
+    is_uploaded: bool = False  # to an object store, instead of written to the folder
 
 
 class _Content:
@@ -180,6 +183,30 @@ def write_share(
     ]
 
 
+def upload_share(
+    share: Share,
+    path: Path,
+    items: Sequence[WriteItem],
+    planner: SavePlanner,
+    by: WriteFile = write_file,
+) -> list[WriteResult]:
+    """Write this rank's part to a folder of its host, upload it, and remove it there.
+
+    `path`: the checkpoint, in the local copy of this host.
+
+    Raises:
+        CheckpointError: If a value cannot be saved, or no object store can take it.
+        OSError: If writing or uploading fails.
+    """
+    with folder_for_upload(path) as folder:
+        results = write_share(replace(share, folder=str(folder)), items, planner, by)
+        upload(path, share.attempt, folder, records_of([results]))
+    return [
+        replace(result, storage_data=replace(result.storage_data, is_uploaded=True))
+        for result in results
+    ]
+
+
 def _value_of(planner: SavePlanner, item: WriteItem) -> Any:
     look_up = getattr(planner, "lookup_object", None)
     if look_up is None:  # its resolve_data would pickle
@@ -258,6 +285,12 @@ def records_of(results: Iterable[Iterable[WriteResult]]) -> dict[str, FileRecord
     for result in _all(results):
         records.update(result.storage_data.records)
     return records
+
+
+def uploaded_of(results: Iterable[Iterable[WriteResult]]) -> set[str]:
+    """Return the files that are only in an object store."""
+    written = [result.storage_data for result in _all(results)]
+    return {file for one in written if one.is_uploaded for file in one.records}
 
 
 def index_of(

@@ -46,6 +46,10 @@ class CheckpointTransaction:
         self.path = Path(os.path.abspath(path))  # does not resolve links
         self.folder = self.path.with_name(hidden_name("tmp", self.path.name))
         self.records: dict[str, FileRecord] = {}
+        self.elsewhere: set[str] = set()
+        """Files that other hosts have uploaded to an object store; not in the folder."""
+        self.attempt = ""
+        """The name of the attempt under which they did."""
         self._is_done = False
         with self._whole():
             self._begin()
@@ -97,8 +101,10 @@ class CheckpointTransaction:
         """
         with self._whole():
             for name, record in self.records.items():
-                self._check_there(name, record)
-            text = _manifest_text(self.path, self.records, step, facts or {})
+                if name not in self.elsewhere:
+                    self._check_there(name, record)
+            attempt = self.attempt if self.elsewhere else ""
+            text = _manifest_text(self.path, self.records, step, facts or {}, attempt)
             self._publish(text.encode("ascii"))
             self._is_done = True
 
@@ -177,7 +183,11 @@ def check_step(step: SupportsIndex) -> int:
 
 
 def _manifest_text(
-    path: Path, records: Mapping[str, FileRecord], step: SupportsIndex, facts: Mapping[str, Any]
+    path: Path,
+    records: Mapping[str, FileRecord],
+    step: SupportsIndex,
+    facts: Mapping[str, Any],
+    attempt: str,
 ) -> str:
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -190,6 +200,7 @@ def _manifest_text(
         },
         files=dict(records),
         facts=plain_facts(facts),
+        attempt=attempt,
     )
     text = manifest.to_json()
     parse_manifest(text, path)  # do not commit what cannot be read

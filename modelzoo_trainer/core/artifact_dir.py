@@ -60,6 +60,10 @@ class ArtifactDir(CoreCallback):
         trainer.artifact_dir = logs / trainer.backend.comm.broadcast_object(name)
         trainer.summary_dir = trainer.artifact_dir
         if trainer.backend.comm.world_size > 1:
+            trainer.object_store.note_hosts(trainer)
+            home = mirror_of(trainer.model_dir)
+            if home is not None and home.is_apart:
+                trainer.artifact_dir.mkdir(parents=True, exist_ok=True)
             _check_seen(trainer)
 
     def _make(self, logs: Path, name: str) -> str:
@@ -106,18 +110,10 @@ def _check_seen(trainer: Trainer) -> None:
         time.sleep(0.1)
     seen = trainer.backend.comm.gather_object(is_seen)
     if not all(seen):
-        mirror = mirror_of(trainer.model_dir)
-        if mirror is not None:
-            raise ConfigError(
-                f"Process {seen.index(False)} cannot see the local copy of {mirror.url} that "
-                f"process 0 has in {str(mirror.path)!r}. Several hosts need one local copy: set "
-                f"trainer.init.object_store.cache_dir to a folder on a file system that all "
-                f"processes share."
-            )
         raise ConfigError(
             f"Process {seen.index(False)} cannot see files that process 0 wrote to "
             f"model_dir={str(trainer.model_dir)!r}. Set model_dir to a folder on a file system "
-            f"that all processes share."
+            f"that all processes share, or to the URL of an object store."
         )
 
 

@@ -220,7 +220,7 @@ class Checkpoint(CoreCallback, Interceptable):
         self._found = None
         backend = trainer.backend
         path = self._choose(trainer, ckpt_path, is_restart) if backend.comm.is_main else None
-        path, self.is_own = backend.comm.broadcast_object((path, self.is_own))
+        path, self.is_own = trainer.object_store.shared(trainer, [path, self.is_own])
         return path  # type: ignore[no-any-return]  # that path
 
     def _is_fresh(self, trainer: Trainer) -> bool:
@@ -343,7 +343,7 @@ class Checkpoint(CoreCallback, Interceptable):
         path = None if self._found is None else self._found[0]
         if self.memory is not None:
             self.memory.forget(trainer)
-        return trainer.backend.comm.broadcast_object(path)  # type: ignore[no-any-return]  # that path
+        return trainer.object_store.shared(trainer, path)  # type: ignore[no-any-return]  # that path
 
     def _newest_intact(
         self, trainer: Trainer, others: frozenset[Path] = frozenset()
@@ -377,7 +377,7 @@ class Checkpoint(CoreCallback, Interceptable):
         listed = checkpointing.list_checkpoints(self.root(trainer))
         pattern = self._pattern()
         own = [info.path for info in listed if pattern.fullmatch(info.path.name)]
-        found: list[Path] = trainer.backend.comm.broadcast_object(own)
+        found: list[Path] = trainer.object_store.shared(trainer, own)
         if not found:
             raise ConfigError(
                 f"There is no checkpoint in {str(self.root(trainer))!r} to validate. Is it the "
@@ -695,7 +695,7 @@ class Checkpoint(CoreCallback, Interceptable):
             CheckpointError: If it, or the pending one, cannot be written.
         """
         backend = trainer.backend
-        path: Path = backend.comm.broadcast_object(self.get_checkpoint_path(trainer))
+        path: Path = trainer.object_store.shared(trainer, self.get_checkpoint_path(trainer))
         group = backend.comm.process_group
         part = state if group is None else part_of(state, trainer)
         self._saving.points_latest = backend.comm.is_main
@@ -723,6 +723,7 @@ class Checkpoint(CoreCallback, Interceptable):
         found, self._found = self._found, None
         refuse_without_weights(path)
         group = trainer.backend.comm.process_group
+        trainer.object_store.bring(trainer, path)
         if group is not None and not checkpointing.holds_weights(path) and path.exists():
             self._saving.finish()  # a pending one uses the same process group
             state = checkpointing.load_like(path, like_of(trainer), process_group=group)
@@ -766,6 +767,7 @@ def _content(path: Path, trainer: Trainer) -> StateDict:
     """
     if trainer.backend.comm.process_group is None:
         return checkpointing.load(path)
+    trainer.object_store.publish(path)
     problems = checkpointing.verify(path)
     if problems:
         raise CheckpointError("; ".join(problems))

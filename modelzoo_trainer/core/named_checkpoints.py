@@ -57,7 +57,7 @@ def paths_of(trainer: Trainer, ckpt_paths: Any) -> list[Any]:
             found.append(trainer.object_store.checkpoint_at(path))
         else:
             found += _matching(Path(path))
-    shared: list[Any] = trainer.backend.comm.broadcast_object(found)
+    shared: list[Any] = trainer.object_store.shared(trainer, found)
     return shared
 
 

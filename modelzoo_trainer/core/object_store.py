@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,8 +19,16 @@ from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.constraints import NonNegativeFloat, Seconds, checked
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
+from modelzoo_trainer.stores.apart import bring, remove_leftovers
 from modelzoo_trainer.stores.cache import make_room
-from modelzoo_trainer.stores.mirror import Mirror, mirror_of, open_mirror, resolve
+from modelzoo_trainer.stores.mirror import (
+    MANIFEST,
+    Mirror,
+    attempt_of,
+    mirror_of,
+    open_mirror,
+    resolve,
+)
 from modelzoo_trainer.stores.pulling import fetch, pull
 from modelzoo_trainer.stores.pushing import files_of
 from modelzoo_trainer.stores.session import Session, Times
@@ -30,7 +41,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.stores")
 
 _GIB: Final = 2**30
+_KINDS: Final = (StoreError, CheckpointError, ConfigError)
 _SLICE_S: Final = 5.0
+_PATIENCE_S: Final = 3.0
 
 
 class ObjectStore(CoreCallback):
@@ -125,6 +138,115 @@ class ObjectStore(CoreCallback):
         )
         return fetch(mirror, name)
 
+    # ---- several hosts
+
+    def note_hosts(self, trainer: Trainer) -> None:
+        """Find out which processes do not see the local copies of the main process. Collective.
+
+        Raises:
+            ConfigError: On all of them, if there are some for a store in memory.
+        """
+        comm = trainer.backend.comm
+        for mirror in self._mirrors:
+            nonce = comm.broadcast_object(secrets.token_hex(8))
+            mark = mirror.folder / f"seen-{nonce}"
+            if comm.is_main:
+                mark.touch()
+            comm.gather_object(None)  # it is there from now on
+            seen = comm.gather_object(_is_seen(mark))
+            if comm.is_main:
+                mark.unlink(missing_ok=True)
+            mirror.is_split, mirror.is_apart = not all(seen), not seen[comm.rank]
+            if mirror.is_split and mirror.url.scheme == "memory":
+                raise ConfigError(
+                    f"Process {seen.index(False)} cannot see the local copy of {mirror.url} that "
+                    f"process 0 has in {str(mirror.path)!r}. Several hosts cannot share memory; "
+                    f"use another store."
+                )
+            if mirror.is_apart:
+                remove_leftovers(mirror)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether processes of this run have different local copies."""
+        return any(mirror.is_split for mirror in self._mirrors)
+
+    def refuse_if_split(self, trainer: Trainer, what: str) -> None:
+        """Raise a `ConfigError` if a host would need the files of another one.
+
+        `what`: the callback and what it writes, for the message.
+        """
+        if self.is_split and trainer.backend.caps.sharded_state:
+            raise ConfigError(
+                f"{what} from the shards of all processes, and some of these are on hosts that "
+                f"do not share trainer.init.object_store.cache_dir. Set it to a folder that all of "
+                f"them share, or convert checkpoints after the run."
+            )
+
+    def shared(self, trainer: Trainer, paths: Any) -> Any:
+        """Return paths of the main process, as this process names them. Collective.
+
+        `paths`: a path, a list of them, or anything else, which is returned unchanged.
+        """
+        comm = trainer.backend.comm
+        sent = comm.broadcast_object(_portable(paths) if comm.is_main else None)
+        return paths if comm.is_main else self._own(sent)
+
+    def _own(self, sent: Any) -> Any:
+        if isinstance(sent, list):
+            return [self._own(one) for one in sent]
+        if not isinstance(sent, dict):
+            return sent
+        url = parse_url(sent["url"], "ckpt_path")
+        assert isinstance(url, StoreUrl)  # it was one on the main process
+        mirror = open_mirror(url, cache_dir=self.cache_dir, options=sent["options"])
+        return mirror.path / sent["name"]
+
+    def bring(self, trainer: Trainer, path: Path) -> None:
+        """Make the main process's checkpoint the one of that path on each host. Collective.
+
+        Before that it is uploaded, if it is not in the store.
+
+        Raises:
+            CheckpointError: On all processes, if it cannot be uploaded, or the store has another.
+            StoreError: On all processes, if the store does not answer, or a disk fails.
+        """
+        comm = trainer.backend.comm
+        mirror = mirror_of(path)
+        name = None if mirror is None else mirror.name_of(path)
+        is_needed = (
+            mirror is not None and bool(name) and (mirror.is_split or mirror not in self._mirrors)
+        )
+        if comm.world_size == 1 or not comm.broadcast_object(is_needed):
+            return
+        failure = attempt = None
+        if comm.is_main:
+            failure = _failure_of(partial(self.publish, path))
+            manifest = path / MANIFEST
+            attempt = attempt_of(manifest.read_bytes()) if manifest.is_file() else None
+        failure, attempt = comm.broadcast_object((failure, attempt))
+        if failure is None and not comm.is_main and mirror is not None and name:
+            failure = _failure_of(partial(bring, mirror, name, attempt))
+        for kind, text in filter(None, comm.gather_object(failure)):
+            raise _KINDS[kind](text)
+
+    def publish(self, path: Path) -> None:
+        """Upload a checkpoint that processes of other hosts will read, unless it is in the store.
+
+        Raises:
+            CheckpointError: If it cannot be.
+            StoreError: If the store does not answer.
+        """
+        mirror = mirror_of(path)
+        name = None if mirror is None else mirror.name_of(path)
+        if mirror is None or not mirror.is_split or not name or not (path / MANIFEST).is_file():
+            return
+        for session in self._sessions:
+            if session.mirror is mirror and session.uploader is not None:
+                problem = session.uploader.upload(name)
+                if problem is not None:
+                    raise CheckpointError(f"{str(path)!r} cannot be uploaded: {problem}.")
+
     # ---- a run
 
     @override
@@ -213,6 +335,39 @@ class ObjectStore(CoreCallback):
         sessions, self._sessions = self._sessions, []
         for session in sessions:
             session.end(has_run=trainer.result is not None)
+
+
+def _portable(paths: Any) -> Any:
+    """Return paths in mirrors by what they mirror."""
+    if isinstance(paths, list):
+        return [_portable(one) for one in paths]
+    mirror = mirror_of(paths) if isinstance(paths, Path) else None
+    if mirror is None:
+        return paths
+    inside = Path(os.path.realpath(paths.parent), paths.name)
+    name = str(inside.relative_to(mirror.path))
+    return {"url": str(mirror.url), "options": mirror.options, "name": name}
+
+
+def _failure_of(act: Callable[[], None]) -> tuple[int, str] | None:
+    """Do something and return the kind and message of its error, for other processes."""
+    try:
+        act()
+    except ConfigError as error:
+        return 2, str(error)
+    except CheckpointError as error:
+        return 1, str(error)
+    except OSError as error:
+        return 0, str(error)
+    return None
+
+
+def _is_seen(mark: Path) -> bool:
+    """Return whether a file is there, or appears soon: a network file system may lag."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not (is_seen := mark.is_file()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return is_seen
 
 
 def _pull_only(mirror: Mirror) -> None:

@@ -5,7 +5,8 @@ that functions that get only the path of a checkpoint find the store.
 
 A checkpoint in the store has the files of the local one, byte for byte, under names such as
 
-    checkpoint_100/6c9f1f0a5b7d2e34/state.json  one attempt to upload it: a digest of its manifest
+    checkpoint_100/6c9f1f0a5b7d2e34/state.json  one attempt to upload it: a digest of its manifest,
+                                                or what the manifest says, see `apart`
     checkpoint_100/manifest.json                created last, and only if there is none
 
 so that it is complete there, or does not exist. Locally, a checkpoint that is in the store may lack
@@ -39,6 +40,8 @@ NUM_DIGITS: Final = 16
 ATTEMPT: Final = re.compile(rf"(?P<name>.+)/(?P<attempt>[0-9a-f]{{{NUM_DIGITS}}})/[^/]+")
 """The name of a file of an attempt to upload a checkpoint."""
 
+_HEX: Final = re.compile(rf"[0-9a-f]{{{NUM_DIGITS}}}")
+
 _OPEN: Final[dict[str, Mirror]] = {}
 _LOCK: Final = threading.Lock()
 
@@ -50,6 +53,10 @@ class Mirror:
         self.path = path
         self.url = url
         self.options = dict(options)
+        self.is_split = False
+        """Whether processes of this run have different folders for this prefix."""
+        self.is_apart = False
+        """Whether this process does not see the folder of the process that uploads."""
         self._store: Store | None = None
         self._lock = threading.Lock()
 
@@ -115,9 +122,21 @@ def _walk(folder: Path, name: str) -> Iterator[tuple[str, Path, list[str]]]:
             yield from _walk(folder / inner, f"{name}/{inner}" if name else inner)
 
 
+def declared_attempt(manifest: bytes) -> str | None:
+    """Return the attempt under which files were uploaded before the manifest was written.
+
+    None = there were none: all files are where the manifest was written.
+    """
+    try:
+        found = json.loads(manifest).get("attempt")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return found if isinstance(found, str) and _HEX.fullmatch(found) else None
+
+
 def attempt_of(manifest: bytes) -> str:
     """Return the name of the attempt to upload the checkpoint that has this manifest."""
-    return hashlib.sha256(manifest).hexdigest()[:NUM_DIGITS]
+    return declared_attempt(manifest) or hashlib.sha256(manifest).hexdigest()[:NUM_DIGITS]
 
 
 def open_mirror(

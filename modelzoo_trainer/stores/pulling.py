@@ -24,6 +24,7 @@ from modelzoo_trainer.stores.mirror import (
     Mirror,
     attempt_of,
     checkpoints_in,
+    declared_attempt,
 )
 from modelzoo_trainer.stores.record import Record, SentFile, deletions, write_atomically
 from modelzoo_trainer.stores.store import Listed
@@ -72,7 +73,11 @@ def pull(
     is_emptied = was_filled and not listing.checkpoints
     for name in checkpoints_in(mirror):
         if name not in listing.checkpoints and not is_busy:
-            _keep_or_remove(mirror, name, record, news, owns=owns, is_emptied=is_emptied)
+            is_lost = lacks_files(mirror.path / name) and not _is_rest_there(mirror, name, listing)
+            if is_lost:
+                shutil.rmtree(mirror.path / name, ignore_errors=True)  # deleted elsewhere
+            elif owns and not is_emptied:  # a store that lost everything is filled again
+                _keep_or_set_aside(mirror, name, record, news)
     if owns or (with_files and not is_busy):
         kept = listing.checkpoints
         record.checkpoints = {k: v for k, v in record.checkpoints.items() if k in kept}
@@ -80,15 +85,25 @@ def pull(
         record.write()
 
 
-def _keep_or_remove(
-    mirror: Mirror, name: str, record: Record, news: list[str], *, owns: bool, is_emptied: bool
-) -> None:
+def _is_rest_there(mirror: Mirror, name: str, listing: Listing) -> bool:
+    """Return whether the missing files of a checkpoint were uploaded by other hosts."""
+    from modelzoo_trainer.stores.pushing import files_of
+
+    path = mirror.path / name
+    try:
+        attempt = declared_attempt((path / MANIFEST).read_bytes())
+        files = files_of(path)
+    except (OSError, ValueError):
+        return False
+    there = {part.name: part.size_bytes for part in listing.parts.get(name, ())}
+    return attempt is not None and all(
+        (path / file).exists() or there.get(f"{name}/{attempt}/{file}") == record["size_bytes"]
+        for file, record in files.items()
+    )
+
+
+def _keep_or_set_aside(mirror: Mirror, name: str, record: Record, news: list[str]) -> None:
     """Decide what becomes of a checkpoint that is here but not in the listing of the store."""
-    if lacks_files(mirror.path / name):
-        shutil.rmtree(mirror.path / name, ignore_errors=True)  # deleted elsewhere
-        return
-    if not owns or is_emptied:
-        return  # a store that lost everything is filled again
     was_there = name in record.checkpoints
     if was_there and _manifest(mirror, name) is not None:
         return  # a listing that lags
@@ -142,7 +157,7 @@ def _pull_checkpoints(
                 if not _is_here(mirror, name, text):
                     news.append(name)
                 record.checkpoints[name] = attempt_of(text)
-            _make_stub(mirror, name, text, owns=owns, written=listing.written.get(name))
+            make_stub(mirror, name, text, owns=owns, written=listing.written.get(name))
     return news
 
 
@@ -160,7 +175,7 @@ def _is_here(mirror: Mirror, name: str, text: bytes) -> bool:
         return False
 
 
-def _make_stub(
+def make_stub(
     mirror: Mirror, name: str, text: bytes, *, owns: bool, written: float | None = None
 ) -> None:
     """Make the folder of a checkpoint that is only in the store, atomically."""
@@ -266,7 +281,7 @@ def fetch(mirror: Mirror, name: str) -> Path:
     """
     text = _manifest(mirror, name)
     if text is not None:
-        _make_stub(mirror, name, text, owns=False)
+        make_stub(mirror, name, text, owns=False)
         return mirror.path / name
     entries = [one for one in mirror.store.list(name) if is_safe(one.name)]
     parent = name.rpartition("/")[0]

@@ -26,6 +26,7 @@ from modelzoo_trainer.stores.mirror import (
     Mirror,
     attempt_of,
     checkpoints_in,
+    declared_attempt,
     plain_files_in,
 )
 from modelzoo_trainer.stores.record import Deletion, Record, SentFile, deletions
@@ -108,9 +109,11 @@ class Pusher:
     def _is_new(self, name: str) -> bool:
         path = self.mirror.path / name
         try:
-            attempt = attempt_of((path / MANIFEST).read_bytes())
-            if self.record.checkpoints.get(name) == attempt or name in self._refused:
+            text = (path / MANIFEST).read_bytes()
+            if self.record.checkpoints.get(name) == attempt_of(text) or name in self._refused:
                 return False
+            if declared_attempt(text):  # other hosts have uploaded the rest
+                return True
             return all((path / file).exists() for file in files_of(path))
         except (OSError, ValueError):
             return False
@@ -147,6 +150,17 @@ class Pusher:
         self.record.write()
         if errors:
             raise errors[0]
+
+    def push_one(self, name: str) -> str | None:
+        """Upload a checkpoint, unless it is in the store; return why it cannot be, or None.
+
+        Raises:
+            StoreError: If the store refuses something, or does not answer.
+            OSError: If the mirror cannot be read or written.
+        """
+        if self._is_new(name):
+            self._push_checkpoint(name)
+        return self._refused.get(name)
 
     def push_deletions(self) -> None:
         """Delete in the store what was deleted here, and nothing else.
@@ -249,6 +263,8 @@ class Pusher:
                 text = (path / MANIFEST).read_bytes()
                 attempt = attempt_of(text)
                 num_bytes = self._send_all(path, f"{name}/{attempt}")
+                if declared_attempt(text):
+                    self._check_complete(path, f"{name}/{attempt}")
         except DamagedObject as error:
             self._refuse(name, str(error))
             return
@@ -286,10 +302,26 @@ class Pusher:
             jobs = [
                 pool.submit(self._send, f"{target}/{file}", path / file, record)
                 for file, record in sorted(files.items())
+                if (path / file).exists()
             ]
             for job in jobs:
                 job.result()
         return progress.num_bytes
+
+    def _check_complete(self, path: Path, target: str) -> None:
+        """Raise an error unless the store has all files of a checkpoint, in their size."""
+        there = {one.name: one.size_bytes for one in self.mirror.store.list(target)}
+        files = files_of(path)
+        missing = [
+            file
+            for file, record in sorted(files.items())
+            if there.get(f"{target}/{file}") != record["size_bytes"]
+        ]
+        if missing:
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            raise DamagedObject(
+                f"{missing[0]}{more} of its {len(files)} files, of another host, not in the store"
+            )
 
     def _push_files(self, *, all_files: bool = True) -> None:
         for name in self.pending(all_files=all_files).files:

@@ -59,7 +59,7 @@ def complete(path: Path, files: Mapping[str, FileRecord]) -> None:
     name = None if mirror is None else mirror.name_of(path)
     if mirror is None or not name:
         return
-    with _alone(mirror, name):
+    with alone(mirror, name):
         missing = {file: files[file] for file in files if not (path / file).exists()}
         _check_space(mirror, path, sum(record.size_bytes for record in missing.values()))
         begin = time.perf_counter()
@@ -129,7 +129,7 @@ def _no_space(mirror: Mirror, why: str) -> StoreError:
 
 
 @contextmanager
-def _alone(mirror: Mirror, name: str) -> Iterator[None]:
+def alone(mirror: Mirror, name: str) -> Iterator[None]:
     """Keep other processes of this host from downloading the same checkpoint."""
     import fcntl
 

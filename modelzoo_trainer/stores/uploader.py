@@ -123,6 +123,17 @@ class Uploader:
         self._failure = None
         return True
 
+    def upload(self, name: str) -> str | None:
+        """Upload a checkpoint now, unless it is in the store; return why it cannot be, or None.
+
+        Raises:
+            StoreError: If the store refuses something, or does not answer.
+            OSError: If the mirror cannot be read or written.
+            ConfigError: If another run has taken the lock.
+        """
+        with self._lock:
+            return self._pusher.push_one(name)
+
     def _note_failure(self, why: str) -> None:
         if self._failure != why:
             log.error(

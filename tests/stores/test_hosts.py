@@ -1,0 +1,332 @@
+"""Runs of two hosts that have only the object store in common: each has a local copy of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modelzoo_trainer import checkpointing
+from modelzoo_trainer.stores.mirror import open_mirror
+from modelzoo_trainer.stores.pulling import fetch
+from modelzoo_trainer.stores.store import open_store
+from modelzoo_trainer.stores.urls import StoreUrl
+from tests.stores.fault_proxy import FaultProxy
+from tests.stores.s3_server import BUCKET, S3Server
+
+pytestmark = pytest.mark.slow
+
+_PARAMS = """
+trainer:
+  init:
+    device: cpu
+    seed: 1
+    model: {{name: fc_mnist, hidden_sizes: [32], input_size: 64, dropout: 0.2}}
+    optimizer: {{AdamW: {{lr: 0.001}}}}
+    loop: {{max_steps: {steps}}}
+    backend: {{parallel: {parallel}}}
+    checkpoint: {{steps: 10, asynchronous: {asynchronous}}}
+    callbacks: [{{KeepNCheckpoints: {{n: 2}}}}, {{SaveBest: {{metric: loss}}}}]
+    progress: lines
+    model_dir: {folder}
+    object_store:
+      lease_seconds: 3
+      wait_seconds: 30
+      options: {{endpoint: "http://127.0.0.1:{port}", region: us-east-1, retry_seconds: 2}}
+  fit:
+    train_dataloader: {{data_processor: DigitsProcessor, split: train, batch_size: 32}}
+"""
+_PATIENCE_S = 240
+PARALLEL = {"ddp": "{replicate: -1}", "fsdp": "{shard: -1}"}
+
+
+class Hosts:
+    """Two hosts, each with a process, a home folder and a connection to the store."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], ports: tuple[int, int]) -> None:
+        self.homes = [folder / "a", folder / "b"]
+        self.environment = environment
+        self.ports = ports
+        self.options: dict[str, Any] = {
+            "steps": 40,
+            "parallel": PARALLEL["ddp"],
+            "asynchronous": "false",
+        }
+
+    def start(self, model_dir: str, *words: str, **options: Any) -> list[subprocess.Popen[str]]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            master = free.getsockname()[1]
+        processes = []
+        for rank, (home, port) in enumerate(zip(self.homes, self.ports, strict=True)):
+            home.mkdir(exist_ok=True, parents=True)
+            params = home / "params.yaml"
+            given = self.options | options
+            params.write_text(_PARAMS.format(folder=model_dir, port=port, **given))
+            env = os.environ | self.environment
+            env |= {
+                "HOME": str(home),
+                "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(master),
+            }
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "modelzoo_trainer", "fit", str(params), *words],
+                    env=env,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        return processes
+
+    def run(self, model_dir: str, *words: str, code: int = 0, **options: Any) -> str:
+        processes = self.start(model_dir, *words, **options)
+        outs = [process.communicate(timeout=_PATIENCE_S)[0] for process in processes]
+        assert [process.returncode for process in processes] == [code, code], "\n".join(outs)
+        return "\n".join(outs)
+
+    def forget(self) -> None:
+        """Lose both disks."""
+        for home in self.homes:
+            shutil.rmtree(home)
+
+
+@pytest.fixture
+def hosts(s3: S3Server, tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path, s3.environment, (s3.port, s3.port))
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> StoreUrl:
+    name = request.node.name.replace("[", "-").strip("]")
+    return StoreUrl("s3", BUCKET, f"hosts/{name}")
+
+
+@pytest.fixture
+def stored(
+    s3: S3Server, url: StoreUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, Any]]:
+    """Read a checkpoint of the store, as a machine that has nothing."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def read(step: int = 40) -> dict[str, Any]:
+        mirror = open_mirror(url, cache_dir=tmp_path / "reader", options=s3.options)
+        return state_of(fetch(mirror, f"checkpoint_{step}"))
+
+    return read
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """Return all tensors of a checkpoint, by path, of the model and the optimizer."""
+    found: dict[str, Any] = {}
+
+    def visit(value: Any, name: str) -> None:
+        if torch.is_tensor(value):
+            found[name] = value
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                visit(item, f"{name}.{key}")
+
+    state = checkpointing.load(path)
+    visit({key: state[key] for key in ("model", "optimizer")}, "")
+    assert len(found) > 4
+    return found
+
+
+@pytest.fixture
+def whole(hosts: Hosts, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Return the state of the same run in one shared folder, without interruption."""
+
+    def run(**options: Any) -> dict[str, Any]:
+        hosts.run(str(tmp_path / "whole"), **options)
+        hosts.forget()
+        return state_of(tmp_path / "whole/checkpoint_40")
+
+    return run
+
+
+def assert_equal(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def names_of(s3: S3Server, url: StoreUrl) -> list[str]:
+    names = [one.name for one in open_store(url, s3.options).list("")]
+    return sorted(name.split("/")[0] for name in names if name.endswith("/manifest.json"))
+
+
+def wait_for(s3: S3Server, url: StoreUrl, name: str, processes: list[Any]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while name not in names_of(s3, url):
+        assert all(process.poll() is None for process in processes)
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+@pytest.mark.parametrize("parallel", PARALLEL.values(), ids=PARALLEL)
+def test_they_end_as_with_a_shared_folder(
+    hosts: Hosts,
+    url: StoreUrl,
+    s3: S3Server,
+    whole: Any,
+    stored: Any,
+    parallel: str,
+    asynchronous: str,
+) -> None:
+    hosts.options |= {"parallel": parallel, "asynchronous": asynchronous}
+    expected = whole()
+    hosts.run(str(url))
+    assert_equal(stored(), expected)
+    assert {"checkpoint_30", "checkpoint_40"} <= set(names_of(s3, url))
+    for home in hosts.homes:  # nothing is left of the uploads
+        assert not list(home.glob(".cache/modelzoo_trainer/stores/*/.store/share-*"))
+
+
+def stop_at(step: int, hosts: Hosts) -> str:
+    """Return the option that makes a run wait at a step, for ever."""
+    code = (
+        "import time\n"
+        "from modelzoo_trainer import Callback\n"
+        "class Stop(Callback):\n"
+        "    def on_step_committed(self, trainer):\n"
+        f"        while trainer.global_step == {step}:\n"
+        "            time.sleep(0.1)\n"
+    )
+    for home in hosts.homes:
+        home.mkdir(exist_ok=True)
+        (home / "stopping.py").write_text(code)
+    return "init.callbacks=[{KeepNCheckpoints: {n: 2}}, {stopping.Stop: {}}]"
+
+
+def kill(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+    for process in processes:
+        process.communicate()
+
+
+@pytest.mark.parametrize("parallel", PARALLEL.values(), ids=PARALLEL)
+def test_killed_they_resume_exactly_without_their_disks(
+    hosts: Hosts, url: StoreUrl, s3: S3Server, whole: Any, stored: Any, parallel: str
+) -> None:
+    hosts.options["parallel"] = parallel
+    expected = whole()
+    processes = hosts.start(str(url), "--set", stop_at(25, hosts))
+    wait_for(s3, url, "checkpoint_20", processes)
+    kill(processes)
+    hosts.forget()
+    out = hosts.run(str(url))
+    assert "checkpoint_20" in out
+    assert_equal(stored(), expected)
+
+
+def test_hosts_change_places(
+    hosts: Hosts, url: StoreUrl, s3: S3Server, whole: Any, stored: Any
+) -> None:
+    """Each host has an old copy: of what was uploaded, and of a run that was never uploaded."""
+    hosts.options["parallel"] = PARALLEL["fsdp"]
+    expected = whole()
+    processes = hosts.start(str(url), "--set", stop_at(25, hosts))
+    wait_for(s3, url, "checkpoint_20", processes)
+    kill(processes)
+    hosts.homes.reverse()
+    old = hosts.homes[1]  # the main process was here
+    (folder,) = old.glob(".cache/modelzoo_trainer/stores/*")
+    for step in (20, 30):  # with other contents than those of the store
+        shutil.rmtree(folder / f"checkpoint_{step}", ignore_errors=True)
+        checkpointing.save(folder / f"checkpoint_{step}", {"model": {}}, step=step)
+    out = hosts.run(str(url))
+    assert "checkpoint_20" in out
+    assert_equal(stored(), expected)
+
+
+@pytest.mark.parametrize("loses_disks", [False, True])
+def test_killed_before_the_manifest_is_in_the_store(
+    hosts: Hosts,
+    url: StoreUrl,
+    s3: S3Server,
+    proxy: FaultProxy,
+    whole: Any,
+    stored: Any,
+    loses_disks: bool,
+) -> None:
+    """A checkpoint that the main process has committed is completed by its next run."""
+    hosts.options["parallel"] = PARALLEL["fsdp"]
+    expected = whole()
+    proxy.choose = lambda kind, target: (
+        "stall" if kind == "put" and target.endswith("checkpoint_20/manifest.json") else None
+    )
+    hosts.ports = (proxy.port, s3.port)
+    processes = hosts.start(str(url), "--set", stop_at(25, hosts))
+    deadline = time.monotonic() + _PATIENCE_S
+    while not any(one.fault == "stall" for one in proxy.requests):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    kill(processes)
+    assert "checkpoint_20" not in names_of(s3, url)
+    proxy.choose = lambda kind, target: None
+    hosts.ports = (s3.port, s3.port)  # another endpoint, with a local copy of its own
+    if loses_disks:
+        hosts.forget()
+    else:
+        hosts.ports = (proxy.port, proxy.port)
+        shutil.rmtree(hosts.homes[1])
+    out = hosts.run(str(url))
+    newest = "checkpoint_10" if loses_disks else "checkpoint_20"
+    assert "Loaded checkpoint" in out
+    assert newest in out
+    assert_equal(stored(), expected)
+
+
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_one_failed_upload_of_the_other_host_fails_that_save_only(
+    hosts: Hosts,
+    url: StoreUrl,
+    s3: S3Server,
+    proxy: FaultProxy,
+    whole: Any,
+    stored: Any,
+    asynchronous: str,
+) -> None:
+    hosts.options |= {"parallel": PARALLEL["fsdp"], "asynchronous": asynchronous}
+    expected = whole()
+    proxy.choose = lambda kind, target: (
+        "503" if kind in ("put", "part") and "checkpoint_20/" in target else None
+    )
+    hosts.ports = (s3.port, proxy.port)
+    out = hosts.run(str(url))
+    assert "NO CHECKPOINT WAS SAVED" in out
+    assert "in process 1" in out
+    assert "checkpoint_20" not in names_of(s3, url)
+    assert_equal(stored(), expected)
+
+
+def test_uploads_of_the_other_host_that_always_fail_leave_no_checkpoint(
+    hosts: Hosts, url: StoreUrl, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    hosts.options["parallel"] = PARALLEL["fsdp"]
+    proxy.choose = lambda kind, target: "503" if kind in ("put", "part") else None
+    hosts.ports = (s3.port, proxy.port)
+    out = hosts.run(str(url), code=1)  # the last checkpoint must succeed
+    assert out.count("NO CHECKPOINT WAS SAVED") >= 3
+    assert names_of(s3, url) == []
+    (folder,) = hosts.homes[0].glob(".cache/modelzoo_trainer/stores/*")
+    assert not list(folder.glob("checkpoint_*"))
