@@ -102,6 +102,9 @@ class ExtraCheckpoint(Callback):
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
+        if self._template.endswith(SUFFIX):
+            what = "ExtraCheckpoint with file_format: safetensors makes files of weights"
+            trainer.object_store.refuse_if_split(trainer, what)
         self._side.check_is_apart(_NAME, trainer, self._template)
         for other in trainer.get_callbacks(ExtraCheckpoint):
             if other is not self and other._place(trainer) == self._place(trainer):

@@ -135,6 +135,7 @@ class HuggingFaceCheckpoint(Callback):
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
+        trainer.object_store.refuse_if_split(trainer, f"{_OWNER} makes one folder")
         if self.averaged and trainer.get_callback(ModelEma) is None:
             raise ConfigError(f"{_OWNER}.averaged requires the callback ModelEma. Add it.")
         model, _ = _trained(trainer)

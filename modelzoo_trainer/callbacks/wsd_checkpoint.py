@@ -63,6 +63,7 @@ class WSDCheckpoint(Callback):
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
+        trainer.object_store.refuse_if_split(trainer, "WSDCheckpoint makes files of weights")
         self._side.check_is_apart(_STABLE, trainer, self._stable)
         if len(trainer.get_callbacks(WSDCheckpoint)) > 1:
             raise ConfigError("There are two WSDCheckpoint callbacks. Remove one.")

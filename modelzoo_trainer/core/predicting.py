@@ -89,6 +89,11 @@ class Predicting(CoreCallback):
             )
         comm = trainer.backend.comm
         given = None if output_dir is None else folder_of("output_dir", output_dir).absolute()
+        if given is None and trainer.object_store.is_split:
+            raise ConfigError(
+                "predict: processes are on hosts that do not share the local copy of model_dir. "
+                "Set output_dir to a folder that all of them share."
+            )
         folder = given or trainer.model_dir / FOLDER
         problem = prepare_folder(folder, makes=given is not None) if comm.is_main else None
         problem = comm.broadcast_object(problem)

@@ -112,9 +112,9 @@ class Pusher:
             text = (path / MANIFEST).read_bytes()
             if self.record.checkpoints.get(name) == attempt_of(text) or name in self._refused:
                 return False
-            if declared_attempt(text):  # other hosts have uploaded the rest
-                return True
-            return all((path / file).exists() for file in files_of(path))
+            there = [(path / file).exists() for file in files_of(path)]
+            # Other hosts may have uploaded the rest.
+            return all(there) or (any(there) and declared_attempt(text) is not None)
         except (OSError, ValueError):
             return False
 

@@ -200,20 +200,39 @@ def test_they_end_as_with_a_shared_folder(
         assert not list(home.glob(".cache/modelzoo_trainer/stores/*/.store/share-*"))
 
 
-def stop_at(step: int, hosts: Hosts) -> str:
-    """Return the option that makes a run wait at a step, for ever."""
-    code = (
-        "import time\n"
-        "from modelzoo_trainer import Callback\n"
-        "class Stop(Callback):\n"
-        "    def on_step_committed(self, trainer):\n"
-        f"        while trainer.global_step == {step}:\n"
-        "            time.sleep(0.1)\n"
-    )
+_OWN = """
+import time
+import torch
+from modelzoo_trainer import Callback
+
+class Stop(Callback):
+    def on_step_committed(self, trainer):
+        while trainer.global_step == 25:
+            time.sleep(0.1)
+
+class Spoil(Callback):
+    is_done = False
+
+    @torch.no_grad()
+    def on_step_committed(self, trainer):
+        if trainer.global_step == 25 and not self.is_done:
+            self.is_done = True
+            for parameter in trainer.model.parameters():
+                parameter.mul_(float("nan"))
+"""
+
+
+def callbacks(hosts: Hosts, text: str) -> str:
+    """Return the option with these callbacks, which may be those above."""
     for home in hosts.homes:
-        home.mkdir(exist_ok=True)
-        (home / "stopping.py").write_text(code)
-    return "init.callbacks=[{KeepNCheckpoints: {n: 2}}, {stopping.Stop: {}}]"
+        home.mkdir(exist_ok=True, parents=True)
+        (home / "own.py").write_text(_OWN)
+    return f"init.callbacks=[{text}]"
+
+
+def stop(hosts: Hosts) -> str:
+    """Return the option that makes a run wait at step 25, for ever."""
+    return callbacks(hosts, "{KeepNCheckpoints: {n: 2}}, {own.Stop: {}}")
 
 
 def kill(processes: list[subprocess.Popen[str]]) -> None:
@@ -229,7 +248,7 @@ def test_killed_they_resume_exactly_without_their_disks(
 ) -> None:
     hosts.options["parallel"] = parallel
     expected = whole()
-    processes = hosts.start(str(url), "--set", stop_at(25, hosts))
+    processes = hosts.start(str(url), "--set", stop(hosts))
     wait_for(s3, url, "checkpoint_20", processes)
     kill(processes)
     hosts.forget()
@@ -244,7 +263,7 @@ def test_hosts_change_places(
     """Each host has an old copy: of what was uploaded, and of a run that was never uploaded."""
     hosts.options["parallel"] = PARALLEL["fsdp"]
     expected = whole()
-    processes = hosts.start(str(url), "--set", stop_at(25, hosts))
+    processes = hosts.start(str(url), "--set", stop(hosts))
     wait_for(s3, url, "checkpoint_20", processes)
     kill(processes)
     hosts.homes.reverse()
@@ -272,10 +291,10 @@ def test_killed_before_the_manifest_is_in_the_store(
     hosts.options["parallel"] = PARALLEL["fsdp"]
     expected = whole()
     proxy.choose = lambda kind, target: (
-        "stall" if kind == "put" and target.endswith("checkpoint_20/manifest.json") else None
+        "stall" if kind == "create" and "checkpoint_20/manifest.json" in target else None
     )
     hosts.ports = (proxy.port, s3.port)
-    processes = hosts.start(str(url), "--set", stop_at(25, hosts))
+    processes = hosts.start(str(url), "--set", stop(hosts))
     deadline = time.monotonic() + _PATIENCE_S
     while not any(one.fault == "stall" for one in proxy.requests):
         assert time.monotonic() < deadline
@@ -330,3 +349,34 @@ def test_uploads_of_the_other_host_that_always_fail_leave_no_checkpoint(
     assert names_of(s3, url) == []
     (folder,) = hosts.homes[0].glob(".cache/modelzoo_trainer/stores/*")
     assert not list(folder.glob("checkpoint_*"))
+
+
+@pytest.mark.parametrize("parallel", PARALLEL.values(), ids=PARALLEL)
+def test_callbacks_roll_back_and_write_and_load_checkpoints_of_their_own(
+    hosts: Hosts, url: StoreUrl, s3: S3Server, stored: Any, tmp_path: Path, parallel: str
+) -> None:
+    hosts.options["parallel"] = parallel
+    given = (
+        "{KeepNCheckpoints: {n: 2}}, {CheckLoss: {policy: rollback}}, {own.Spoil: {}}, "
+        "{SaveBest: {metric: loss, load_best: true}}, {ExtraCheckpoint: {steps: 15}}"
+    )
+    hosts.run(str(tmp_path / "whole"), "--set", callbacks(hosts, given))
+    expected = state_of(tmp_path / "whole/checkpoint_40")
+    hosts.forget()
+    out = hosts.run(str(url), "--set", callbacks(hosts, given))
+    assert "checkpoint_20" in out
+    assert "Loaded the weights of step" in out
+    assert_equal(stored(), expected)
+    names = [one.name for one in open_store(url, s3.options).list("extra")]
+    assert "extra/extra_30/manifest.json" in names
+
+
+def test_files_that_one_host_would_make_of_the_shards_of_all_are_refused(
+    hosts: Hosts, url: StoreUrl
+) -> None:
+    hosts.options["parallel"] = PARALLEL["fsdp"]
+    given = callbacks(hosts, "{ExtraCheckpoint: {steps: 5, file_format: safetensors}}")
+    out = hosts.run(str(url), "--set", given, code=2)
+    assert "ExtraCheckpoint with file_format: safetensors makes files of weights" in out
+    assert "cache_dir" in out
+    assert "Traceback" not in out
