@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,12 @@ OWN, THEIRS = "shard-00000.safetensors", "shard-00001.safetensors"
 
 
 @pytest.fixture
-def copies(tmp_path: Path) -> Iterator[tuple[Mirror, Mirror]]:
+def copies(tmp_path: Path) -> tuple[Mirror, Mirror]:
     """Return the copies of the main process and of the other host."""
     url = StoreUrl("memory", tmp_path.name, "run")
     main, other = (open_mirror(url, cache_dir=tmp_path / name) for name in ("main", "other"))
     main.is_split = other.is_split = other.is_apart = True
-    yield main, other
+    return main, other
 
 
 def save(main: Mirror, other: Mirror, *, is_sent: bool = True, content: bytes = b"their") -> str:
