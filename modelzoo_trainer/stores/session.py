@@ -62,6 +62,7 @@ class Session:
 
         Raises:
             ConfigError: If the store cannot be used, or another run holds the lock.
+            StoreError: If the store does not answer.
         """
         with _LOCK:
             known = _OPEN.get(str(mirror.path))
@@ -81,7 +82,9 @@ class Session:
             except BaseException:
                 self.lease.release()
                 raise
-        except (StoreError, OSError) as error:
+        except OSError as error:
+            if isinstance(error, StoreError) and error.is_temporary:
+                raise  # a restart may succeed
             raise ConfigError(str(error)) from None
         self.uploader = Uploader(
             self.mirror,
