@@ -40,6 +40,10 @@ class Comm:
         """The process group for host memory, for checkpoints; None = single process."""
         return None
 
+    def new_process_group(self) -> Any:
+        """Return another process group for host memory; None = single process. Collective."""
+        return None
+
     # ---- tensors
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:

@@ -69,6 +69,10 @@ class DistributedComm(Comm):
     def process_group(self) -> Any:
         return self.world.checkpoint_group
 
+    @override
+    def new_process_group(self) -> Any:
+        return self.world.new_group()
+
     # ---- tensors
 
     @override

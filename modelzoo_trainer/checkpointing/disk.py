@@ -36,6 +36,16 @@ def open_new(path: Path) -> int:
     return os.open(path, _NEW, 0o666)
 
 
+def open_again(path: Path) -> int:
+    """Open a file for writing over what it has, or create it; for this user only."""
+    return os.open(path, os.O_CREAT | os.O_WRONLY | _DIRECT, 0o600)
+
+
+def truncate(fd: int, num_bytes: int) -> None:
+    """Cut a file off."""
+    os.ftruncate(fd, num_bytes)
+
+
 def open_old(path: Path) -> int:
     """Open a file for reading; refuse symbolic links."""
     return os.open(path, _OLD)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +61,7 @@ class CheckpointWriter(StorageWriter):
         step: The global step, for the manifest.
         facts: Additional entries of the manifest.
         by: What writes this rank's files.
+        begin: What makes the checkpoint, on the main process.
     """
 
     def __init__(
@@ -70,11 +71,12 @@ class CheckpointWriter(StorageWriter):
         step: int,
         facts: Mapping[str, Any] | None = None,
         by: WriteFile = write_file,
+        begin: Callable[[Path], CheckpointTransaction] = CheckpointTransaction,
     ) -> None:
         self.path = Path(path)
         self.step = step
         self.facts = facts
-        self._by = by
+        self._by, self._begin = by, begin
         self._transaction: CheckpointTransaction | None = None
         self._world_size = 1
 
@@ -114,7 +116,7 @@ class CheckpointWriter(StorageWriter):
     @override
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         try:
-            self._transaction = CheckpointTransaction(self.path)
+            self._transaction = self._begin(self.path)
         except CheckpointError as error:
             if is_refusal_of_disk(error):
                 raise DiskError(str(error)) from error.__cause__
@@ -171,7 +173,7 @@ class CheckpointWriter(StorageWriter):
         self._transaction = None
 
 
-def save_sharded(
+def save_sharded(  # noqa: PLR0913  # what torch takes, and what writes
     path: Path,
     state: Mapping[str, Any],
     *,
@@ -179,6 +181,7 @@ def save_sharded(
     facts: Mapping[str, Any] | None = None,
     process_group: ProcessGroup | None = None,
     by: WriteFile = write_file,
+    begin: Callable[[Path], CheckpointTransaction] = CheckpointTransaction,
 ) -> None:
     """Write a checkpoint together with the other ranks. Collective.
 
@@ -190,6 +193,7 @@ def save_sharded(
         facts: Additional entries of the manifest.
         process_group: The ranks that save, over a backend for host memory; None = all.
         by: What writes this rank's files.
+        begin: What makes the checkpoint, on the main process.
 
     Raises:
         CheckpointError: On every rank, if any of them fails. Nothing is left behind.
@@ -197,7 +201,7 @@ def save_sharded(
 
     Cost: Collective. A single process needs no process group.
     """
-    writer = CheckpointWriter(path, step=step, facts=facts, by=by)
+    writer = CheckpointWriter(path, step=step, facts=facts, by=by, begin=begin)
     try:
         with _plain_errors(f"Checkpoint {str(path)!r} could not be saved"):
             save_planned(

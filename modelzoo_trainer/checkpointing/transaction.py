@@ -48,9 +48,12 @@ class CheckpointTransaction:
         self.records: dict[str, FileRecord] = {}
         self._is_done = False
         with self._whole():
-            self._check_free()
-            disk.make_folder(self.path.parent)
-            disk.make_new_folder(self.folder)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._check_free()
+        disk.make_folder(self.path.parent)
+        disk.make_new_folder(self.folder)
 
     def __enter__(self) -> Self:
         return self
@@ -96,19 +99,26 @@ class CheckpointTransaction:
             for name, record in self.records.items():
                 self._check_there(name, record)
             text = _manifest_text(self.path, self.records, step, facts or {})
-            write_file(self.folder / MANIFEST, [text.encode("ascii")])
-            disk.sync_folder(self.folder)
-            self._check_free()  # check again: a rename would replace an empty directory
-            disk.rename(self.folder, self.path)
-            self._sync_name()
+            self._publish(text.encode("ascii"))
             self._is_done = True
+
+    def _publish(self, text: bytes) -> None:
+        """Write the manifest and make the checkpoint visible."""
+        write_file(self.folder / MANIFEST, [text])
+        disk.sync_folder(self.folder)
+        self._check_free()  # check again: a rename would replace an empty directory
+        disk.rename(self.folder, self.path)
+        self._sync_name()
 
     def discard(self) -> None:
         """Remove the files; a no-op after `commit`."""
         if not self._is_done:
             self._is_done = True
             with suppress(OSError):
-                disk.remove_tree(self.folder)
+                self._remove()
+
+    def _remove(self) -> None:
+        disk.remove_tree(self.folder)
 
     def _check_free(self) -> None:
         if os.path.lexists(self.path):

@@ -33,6 +33,7 @@ from modelzoo_trainer.core.checkpoint_writer import (
     prepare,
     was_written_before,
 )
+from modelzoo_trainer.core.memory_snapshots import MemorySettings, MemorySnapshots
 from modelzoo_trainer.core.named_checkpoints import (
     BEST,
     LAST,
@@ -51,6 +52,7 @@ from modelzoo_trainer.errors import (
     is_refusal_of_disk,
 )
 from modelzoo_trainer.interceptors import Interceptable, event
+from modelzoo_trainer.nested_settings import made
 from modelzoo_trainer.shown_path import shown_path
 from modelzoo_trainer.stores.urls import is_url, parse_url
 
@@ -88,6 +90,8 @@ class Checkpoint(CoreCallback, Interceptable):
         asynchronous: Train while a checkpoint is written. It has the state of its step: of a copy
             in host memory, or frozen until another process has copied it. At most one at a time.
         save_final_checkpoint: Write one at the end of a run; on its own, only then.
+        memory: Keep the newest states in memory of this machine, too, for a restart after a crash:
+            `steps`, write one on every n-th step; `path`, a folder on tmpfs, None = /dev/shm.
 
     State: `callbacks`, the callbacks' `state_dict`s; `model_dir`, that of the run, if checkpoints
         are elsewhere.
@@ -112,6 +116,7 @@ class Checkpoint(CoreCallback, Interceptable):
         epochs: PositiveInt | None = None,
         asynchronous: bool = False,
         save_final_checkpoint: Flag = False,
+        memory: dict[str, Any] | None = None,
     ) -> None:
         problem = name_problem(checkpoint_name)
         if problem is not None:
@@ -136,6 +141,12 @@ class Checkpoint(CoreCallback, Interceptable):
         self.checkpoint_name = checkpoint_name
         self.strict_version = strict_version
         self.asynchronous = asynchronous
+        self.memory = None
+        """The snapshots in memory; None = none are written."""
+        if memory is not None:
+            self.memory = MemorySnapshots(made(MemorySettings, memory, "checkpoint.memory"))
+        self.is_in_memory = False
+        """Whether the state being collected is for a snapshot in memory, not for a checkpoint."""
         self._saving = CheckpointSaver()
         self._lock = FolderLock("checkpoint_root")
         self._saved: tuple[Path | None, int | None] = (None, None)  # path, step
@@ -159,7 +170,12 @@ class Checkpoint(CoreCallback, Interceptable):
 
     def is_in_folder(self, trainer: Trainer, path: Path) -> bool:
         """Return whether a checkpoint is in the run's checkpoint folder."""
-        return path.resolve().parent == self.root(trainer).resolve()
+        return path.resolve().parent == self.root(trainer).resolve() or self._is_snapshot(
+            trainer, path
+        )
+
+    def _is_snapshot(self, trainer: Trainer, path: Path) -> bool:
+        return self.memory is not None and self.memory.holds(trainer, path)
 
     def get_checkpoint_path(self, trainer: Trainer) -> Path:
         """Return an unused path for the current step."""
@@ -218,6 +234,7 @@ class Checkpoint(CoreCallback, Interceptable):
             # A restarted run has already started from its ckpt_path.
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
             self._found = self._found or self._newest_intact(trainer)
+            self._found = self._in_memory(trainer) or self._found
             self._warn_of_others(trainer)
             if self._found is None and ckpt_path not in (..., LAST, None):
                 self.is_own = False  # it has ended before its first checkpoint
@@ -267,6 +284,23 @@ class Checkpoint(CoreCallback, Interceptable):
                 others[-1].path.name,
             )
 
+    def _in_memory(self, trainer: Trainer) -> tuple[Path, StateDict] | None:
+        """Return the newest intact snapshot and its content, if newer than any checkpoint."""
+        if self.memory is None or not trainer.is_resuming:
+            return None
+        newest = self.get_latest_checkpoint(trainer)
+        for path in self.memory.newer_than(trainer, newest):
+            try:
+                found = path, _content(path, trainer)
+            except CheckpointError as error:
+                log.warning("Skipped %s: %s", path, error)
+                continue
+            than = "there is no checkpoint" if newest is None else f"newer than {newest.name}"
+            step = checkpointing.read_manifest(path).step
+            log.info("Resuming from step %d, which is in memory (%s).", step, than)
+            return found
+        return None
+
     def _home(self, trainer: Trainer) -> str | None:
         """Return the path of `model_dir` relative to the checkpoint folder; None = the same."""
         root, home = os.path.realpath(self.root(trainer)), os.path.realpath(trainer.model_dir)
@@ -307,6 +341,8 @@ class Checkpoint(CoreCallback, Interceptable):
             self._others |= {path for path in paths if not was_written_before(path, step)}
             self._found = self._newest_intact(trainer, self._others)
         path = None if self._found is None else self._found[0]
+        if self.memory is not None:
+            self.memory.forget(trainer)
         return trainer.backend.comm.broadcast_object(path)  # type: ignore[no-any-return]  # that path
 
     def _newest_intact(
@@ -416,10 +452,25 @@ class Checkpoint(CoreCallback, Interceptable):
             self._save(trainer, wait=True)
         self._not_fresh.add(trainer)
         self._others = self._others_of(trainer)
+        self._prepare_memory(trainer)
         if not self._has_written:
             begun = self._begun[0] if self._begins_here(trainer) else None
-            self._saved = begun, trainer.global_step
+            self._saved = begun, None if self._begins_in_memory(trainer) else trainer.global_step
         self.times.start()
+
+    def _prepare_memory(self, trainer: Trainer) -> None:
+        if self.memory is not None and trainer.backend.caps.holds_values:
+            begun = self._begun[0] if self._begins_in_memory(trainer) else None
+            is_main = trainer.backend.comm.is_main
+            newest = self.get_latest_checkpoint(trainer) if is_main else None
+            self.memory.prepare(trainer, begun, newest)
+
+    def _begins_in_memory(self, trainer: Trainer) -> bool:
+        """Return whether the current state is that of a snapshot in memory."""
+        path, step = self._begun
+        if path is None or step != trainer.global_step:
+            return False
+        return self._is_snapshot(trainer, path)
 
     def _mend_latest(self, trainer: Trainer) -> None:
         """Point `latest` to the newest checkpoint that is not known to be damaged."""
@@ -436,7 +487,9 @@ class Checkpoint(CoreCallback, Interceptable):
     def _begins_here(self, trainer: Trainer) -> bool:
         """Return whether the current state is that of a checkpoint of the folder."""
         path, step = self._begun
-        return path is not None and step == trainer.global_step and self.is_in_folder(trainer, path)
+        if path is None or step != trainer.global_step or self._is_snapshot(trainer, path):
+            return False
+        return self.is_in_folder(trainer, path)
 
     def _others_of(self, trainer: Trainer) -> frozenset[Path]:
         """Return the checkpoints of other runs in the folder; a fit never rolls back to them."""
@@ -459,6 +512,39 @@ class Checkpoint(CoreCallback, Interceptable):
 
     @override
     def on_step_committed(self, trainer: Trainer) -> None:
+        self._save_on_disk(trainer)
+        if self.memory is not None and self.memory.is_due(trainer.global_step):
+            self._save_in_memory(trainer, self.memory)
+
+    @override
+    def on_train_ready(self, trainer: Trainer) -> None:
+        if self.memory is not None:
+            self.memory.note_use(trainer)
+
+    def _save_in_memory(self, trainer: Trainer, memory: MemorySnapshots) -> None:
+        """Write a snapshot, unless the state is on disk already."""
+        if self._is_saved(trainer) and self._saving.path is None:
+            return
+        trainer.drain()
+        state: StateDict = {}
+        self.is_in_memory = True
+        try:
+            trainer.hooks.on_save_checkpoint(trainer, state)
+            trainer.hooks.postprocess_checkpoint(trainer, state)
+            whole = trainer.backend.writable(state)
+            group = trainer.backend.comm.process_group
+            part = whole if group is None else part_of(whole, trainer)
+            memory.save(trainer, part, self._saving.path)
+        finally:
+            self.is_in_memory = False
+            trainer.call(SAVING_END)
+
+    @override
+    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        if self.memory is not None and trainer.backend.comm.is_main:
+            self.memory.note_newest(ckpt_path)
+
+    def _save_on_disk(self, trainer: Trainer) -> None:
         if not self.times.is_any:
             return
         try:
@@ -508,6 +594,8 @@ class Checkpoint(CoreCallback, Interceptable):
     @override
     def on_fit_committed(self, trainer: Trainer, loop: Any) -> None:
         """Mark the last checkpoint as that of a finished fit. Done by the main process."""
+        if self.memory is not None:
+            self.memory.remove(trainer)  # for a crash; this end was in order
         if not trainer.schedule.is_finished(trainer) or trainer.interruptions.will_raise(trainer):
             return
         path = self._saved[0] if self._is_saved(trainer) else None

@@ -187,7 +187,7 @@ class JsonlLogger(FileLogger):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        if self._record is not None:
+        if self._record is not None and not trainer.checkpoint.is_in_memory:
             self._record.begin_saving(trainer.global_step)
 
     @override
