@@ -388,7 +388,6 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         backend=BackendCallback(parts["backend"], parts["device"]),
         precision=own["precision"],
         run_lock=RunLock(),
-        object_store=own["object_store"],
         artifact_dir=ArtifactDir(),
         model=ModelCallback(model, parts.get("call_model")),
         dataloader=DataLoaderCallback(),
@@ -400,6 +399,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         grad_accum=GradientAccumulation(num),
         run_schedule=RunSchedule(),
         logging=own["logging"],
+        object_store=own["object_store"],  # waits for uploads before the log is closed
         loss_accum=LossAccumulation(num),
         early_exit=EarlyExit(),
         interrupt=Interrupt(),  # after those it queries, so that no signal is lost

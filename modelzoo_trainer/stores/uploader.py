@@ -126,9 +126,9 @@ class Uploader:
     def _note_failure(self, why: str) -> None:
         if self._failure != why:
             log.error(
-                "UPLOADS FAIL: %s. Training continues; checkpoints are kept in %s and uploads are "
-                "tried again.",
+                "UPLOADS FAIL: %s. %sCheckpoints are kept in %s, and uploads are tried again.",
                 why.removesuffix("."),
+                "" if self._is_finishing else "Training continues. ",
                 self.mirror.path,
             )
         self._failure = why
@@ -169,9 +169,13 @@ class Uploader:
         return True
 
     def end_of_finish(self) -> str | None:
-        """Return what is not in the store, and why; None = nothing."""
+        """Return what is not in the store, and why; None = nothing.
+
+        Logs that have grown since then do not count: uploads write messages themselves.
+        """
         self._is_finishing = False
-        return self.report()
+        is_done = self._is_complete.is_set() and not self._pusher.refused
+        return None if is_done else self.report()
 
     def _state(self, progress: Progress) -> str:
         if progress.name:

@@ -1,0 +1,282 @@
+"""Whole runs on an S3 server, from the command line: killed, cut off, in several processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modelzoo_trainer import checkpointing
+from modelzoo_trainer.stores.mirror import open_mirror
+from modelzoo_trainer.stores.pulling import fetch
+from modelzoo_trainer.stores.store import open_store
+from modelzoo_trainer.stores.urls import StoreUrl
+from tests.stores.fault_proxy import FaultProxy
+from tests.stores.s3_server import BUCKET, S3Server
+
+pytestmark = pytest.mark.slow
+
+_PARAMS = """
+trainer:
+  init:
+    device: cpu
+    seed: 1
+    model: {{name: fc_mnist, hidden_sizes: [{size}], input_size: 64, dropout: 0.2}}
+    optimizer: {{AdamW: {{lr: 0.001}}}}
+    loop: {{max_steps: 40}}
+    checkpoint: {{steps: 10}}
+    callbacks: [{{KeepNCheckpoints: {{n: 2}}}}]
+    progress: lines
+    model_dir: {folder}
+    object_store:
+      lease_seconds: 3
+      wait_seconds: {wait_s}
+      options: {{endpoint: "http://127.0.0.1:{port}", region: us-east-1}}
+  fit:
+    train_dataloader: {{data_processor: DigitsProcessor, split: train, batch_size: 32}}
+"""
+_SIGKILL_S = 120
+
+
+class Machine:
+    """A machine with a local copy of its own."""
+
+    def __init__(self, folder: Path, port: int, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.port = port
+        self.environment = environment
+        folder.mkdir(exist_ok=True)
+
+    def start(
+        self, model_dir: str, *options: str, processes: int = 1, size: int = 32, wait_s: float = 60
+    ) -> subprocess.Popen[str]:
+        params = self.folder / "params.yaml"
+        text = _PARAMS.format(folder=model_dir, port=self.port, size=size, wait_s=wait_s)
+        params.write_text(text, encoding="utf-8")
+        words = [sys.executable, "-m"]
+        if processes > 1:
+            words += [
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={processes}",
+                "-m",
+            ]
+        return subprocess.Popen(
+            [*words, "modelzoo_trainer", "fit", str(params), *options],
+            env=os.environ | self.environment | {"HOME": str(self.folder), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, model_dir: str, *options: str, code: int = 0, **more: Any) -> str:
+        process = self.start(model_dir, *options, **more)
+        out, _ = process.communicate(timeout=240)
+        assert process.returncode == code, out
+        return out
+
+
+@pytest.fixture
+def machine(s3: S3Server, tmp_path: Path) -> Callable[..., Machine]:
+    def make(name: str, port: int | None = None, **environment: str) -> Machine:
+        return Machine(tmp_path / name, port or s3.port, s3.environment | environment)
+
+    return make
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> StoreUrl:
+    return StoreUrl("s3", BUCKET, f"runs/{request.node.name.replace('[', '-').strip(']')}")
+
+
+@pytest.fixture
+def whole(machine: Callable[..., Machine], tmp_path: Path) -> dict[str, Any]:
+    """Return the model of the same run in a folder, without interruption."""
+    machine("whole").run(str(tmp_path / "whole/run"))
+    return model_of(checkpointing.load(tmp_path / "whole/run/checkpoint_40"))
+
+
+def model_of(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state["model"].items() if torch.is_tensor(value)}
+
+
+def stored(
+    s3: S3Server, url: StoreUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int = 40
+) -> dict[str, Any]:
+    """Return the model of a checkpoint in the store, as a machine that has nothing reads it."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    mirror = open_mirror(url, cache_dir=tmp_path / "reader", options=s3.options)
+    return model_of(checkpointing.load(fetch(mirror, f"checkpoint_{step}")))
+
+
+def assert_equal(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def names_of(s3: S3Server, url: StoreUrl) -> set[str]:
+    names = [one.name for one in open_store(url, s3.options).list("")]
+    return {name.split("/")[0] for name in names if name.endswith("/manifest.json")}
+
+
+def test_ends_as_in_a_folder(
+    machine: Any, s3: S3Server, url: StoreUrl, whole: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    machine("one").run(str(url))
+    assert_equal(stored(s3, url, tmp_path, monkeypatch), whole)
+    assert names_of(s3, url) == {"checkpoint_30", "checkpoint_40"}
+
+
+def test_killed_during_an_upload_another_machine_resumes(
+    machine: Any,
+    s3: S3Server,
+    url: StoreUrl,
+    proxy: FaultProxy,
+    whole: Any,
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
+    def choose(kind: str, target: str) -> str | None:
+        return "stall" if "checkpoint_20/" in target and kind in ("put", "part") else None
+
+    proxy.choose = choose
+    process = machine("one", proxy.port).start(str(url))
+    deadline = time.monotonic() + _SIGKILL_S
+    while not any(one.fault == "stall" for one in proxy.requests):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    proxy.choose = lambda kind, target: None
+    assert names_of(s3, url) == {"checkpoint_10"}
+    out = machine("other").run(str(url))
+    assert "checkpoint_10" in out
+    assert_equal(stored(s3, url, tmp_path, monkeypatch), whole)
+
+
+def test_processes_change_between_machines(
+    machine: Any, s3: S3Server, url: StoreUrl, tmp_path: Path, monkeypatch: Any
+) -> None:
+    for folder in (str(tmp_path / "folder"), str(url)):
+        machine("one").run(folder, "--max_steps", "20", processes=2)
+        machine("other").run(folder)
+    expected = model_of(checkpointing.load(tmp_path / "folder/checkpoint_40"))
+    assert_equal(stored(s3, url, tmp_path, monkeypatch), expected)
+
+
+def test_expired_token_does_not_end_the_training(
+    machine: Any,
+    s3: S3Server,
+    url: StoreUrl,
+    proxy: FaultProxy,
+    whole: Any,
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
+    num = 0
+
+    def choose(kind: str, target: str) -> str | None:
+        nonlocal num
+        num += "checkpoint_" in target
+        return "expired" if 1 <= num <= 6 and "checkpoint_" in target else None
+
+    proxy.choose = choose
+    out = machine("one", proxy.port).run(str(url))
+    assert "UPLOADS FAIL" in out
+    assert "expired" in out
+    assert "work again" in out
+    assert_equal(stored(s3, url, tmp_path, monkeypatch), whole)
+
+
+def test_sigterm_with_a_store_that_hangs_keeps_its_exit_code(
+    machine: Any,
+    s3: S3Server,
+    url: StoreUrl,
+    proxy: FaultProxy,
+    whole: Any,
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
+    proxy.choose = lambda kind, target: "503" if "checkpoint_" in target else None
+    one = machine("one", proxy.port)
+    process = one.start(str(url), "--max_steps", "1000000", wait_s=2)
+    while not any("checkpoint_" in request.target for request in proxy.requests):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 143, out
+    assert "checkpoint upload" in out
+    assert names_of(s3, url) == set()
+
+
+@pytest.mark.parametrize(
+    ("environment", "port", "message"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, None, "the credentials are wrong"),
+        ({}, 9, "the endpoint cannot be reached"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_step(
+    machine: Any, environment: dict[str, str], port: int | None, message: str
+) -> None:
+    out = machine("one", port, **environment).run(f"s3://{BUCKET}/run", code=2)
+    assert message in out
+    assert "Traceback" not in out
+    assert out.count("\n") <= 2
+
+
+def test_second_run_waits_for_a_dead_one_and_refuses_a_live_one(
+    machine: Any, s3: S3Server, url: StoreUrl, monkeypatch: Any
+) -> None:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    first = machine("one").start(str(url), "--max_steps", "1000000")
+    while "checkpoint_10" not in names_of(s3, url):
+        assert first.poll() is None
+        time.sleep(0.2)
+    out = machine("other").run(str(url), code=2)
+    assert f"process {first.pid} on" in out
+    first.kill()
+    first.communicate()
+    newest = max(int(name.split("_")[1]) for name in names_of(s3, url))
+    machine("other").run(str(url), "--max_steps", str(newest + 10))
+    assert f"checkpoint_{newest + 10}" in names_of(s3, url)
+
+
+def test_supervised_run_is_restarted_on_its_store(
+    machine: Any, s3: S3Server, url: StoreUrl, whole: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    one = machine("one")
+    code = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from modelzoo_trainer import Callback\n"
+        "class Kill(Callback):\n"
+        "    def on_step_committed(self, trainer):\n"
+        "        mark = Path(__file__).with_name('killed')\n"
+        "        if trainer.global_step == 25 and not mark.exists():\n"
+        "            mark.touch()\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (one.folder / "killing.py").write_text(code)
+    out = one.run(
+        str(url),
+        "--set",
+        "init.autorestart.max_num_restarts=2",
+        "--set",
+        "init.callbacks=[{KeepNCheckpoints: {n: 2}}, {killing.Kill: {}}]",
+    )
+    assert (one.folder / "killed").exists()
+    assert "autorestart" in out
+    assert_equal(stored(s3, url, tmp_path, monkeypatch), whole)
