@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from modelzoo_trainer.stores.record import Deletion, Record, SentFile, deletions
 log = logging.getLogger("modelzoo_trainer.stores")
 
 _NUM_FILES: Final = 2  # of a checkpoint at a time; each is sent in parallel parts
+_NUM_DELETIONS: Final = 3
 _PIECE: Final = 1 << 22
 _OLD_S: Final = 3600.0  # longer than a lease: of an upload that has ended
 _SHARE: Final = 0.1  # of the time that one file of metrics may take to upload
@@ -223,10 +224,15 @@ class Pusher:
         """Delete a checkpoint: first its manifest, so that it never seems complete."""
         self._check()
         store, name = self.mirror.store, gone.name
-        with suppress(NoSuchObject):
-            if attempt_of(store.read(f"{name}/{MANIFEST}")[0]) == gone.attempt:
-                store.delete([f"{name}/{MANIFEST}"])
-        store.delete(one.name for one in store.list(f"{name}/{gone.attempt}"))
+        for _ in range(_NUM_DELETIONS):  # a request may be damaged on its way
+            if self._attempt_there(name) != gone.attempt:
+                break
+            store.delete([f"{name}/{MANIFEST}"])
+        for _ in range(_NUM_DELETIONS):
+            names = [one.name for one in store.list(f"{name}/{gone.attempt}")]
+            if not names:
+                break
+            store.delete(names)
         if self.record.checkpoints.get(name) == gone.attempt:
             del self.record.checkpoints[name]
             self.record.write()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
@@ -215,6 +216,23 @@ def test_a_run_leaves_the_loggers_of_the_program_as_they_were(trainer_of) -> Non
     before = (package.level, list(package.handlers), list(logging.getLogger().handlers))
     trainer_of().fit(tiny_batches(1), tiny_batches(1))
     assert (package.level, list(package.handlers), list(logging.getLogger().handlers)) == before
+
+
+@pytest.mark.parametrize(("level", "logged"), [("NOTSET", ["late"]), ("INFO", ["saved", "late"])])
+def test_other_processes_log_no_information_to_handlers_of_the_program(
+    trainer_of, monkeypatch, caplog, level, logged
+) -> None:
+    package = logging.getLogger("modelzoo_trainer")
+    caplog.set_level(logging.INFO)
+    caplog.set_level(level, logger=package.name)
+    trainer = trainer_of()
+    monkeypatch.setattr(type(trainer.backend.comm), "is_main", False)
+    with ExitStack() as stack:
+        trainer.logging.open_handlers(trainer, stack)
+        package.getChild("checkpoint").info("saved")
+        package.getChild("checkpoint").warning("late")
+    assert caplog.messages == logged
+    assert package.level == logging.getLevelName(level)
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True])

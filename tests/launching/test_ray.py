@@ -64,6 +64,7 @@ HEAD = """
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -149,7 +150,29 @@ ray.shutdown()
 cluster.shutdown()
 """
 
+PREEMPTED = """
+cluster = Cluster(
+    initialize_head=True,
+    head_node_args={"num_cpus": 1, "include_dashboard": False, **LIGHT},
+)
+node = cluster.add_node(num_cpus=1, **LIGHT)
+ray.init(address=cluster.address)
+run_worker = worker("params.yaml", set={"init.checkpoint.steps": 1000, "init.loop.max_steps": 3000})
+thread = threading.Thread(target=fit, args=(run_worker, (1, 2)), daemon=True)
+thread.start()
+while not (run / "sizes").exists():
+    time.sleep(0.1)
+command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address]
+command += ["--node-id", node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+command += ["--reason-message", "test", "--deadline-remaining-seconds", "10"]
+subprocess.run(command, check=True)
+thread.join()
+ray.shutdown()
+cluster.shutdown()
+"""
+
 FASTER = {
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "500",
@@ -239,3 +262,14 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "sizes").read_text(encoding="utf-8").split() == ["2", "1", "2"]
     assert result["value"] == 0
     assert result["metrics"]["step"] == 2500
+
+
+def test_a_node_that_is_about_to_be_taken_away_causes_a_checkpoint(tmp_path: Path) -> None:
+    result, output = run_driver(tmp_path, PREEMPTED)
+    assert (tmp_path / "run" / "sizes").read_text(encoding="utf-8").split() == ["2", "1"]
+    assert result["value"] == 0
+    assert result["metrics"]["step"] == 3000
+    steps = {int(path.name[11:]) for path in (tmp_path / "run").glob("checkpoint_*")}
+    (on_notice,) = steps - {1000, 2000, 3000}
+    assert on_notice % 50 == 0  # log_steps
+    assert output.count("Ray is about to take a node away") == 1
