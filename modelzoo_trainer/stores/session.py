@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from modelzoo_trainer.errors import ConfigError, StoreError
+from modelzoo_trainer.stores.cache import clean
 from modelzoo_trainer.stores.lease import LEASE_S, open_lease
 from modelzoo_trainer.stores.mirror import Mirror
 from modelzoo_trainer.stores.pulling import pull
@@ -78,6 +79,7 @@ class Session:
             self.mirror.store.probe()
             self.lease.take()
             try:
+                clean(self.mirror)
                 pull(self.mirror, owns=True)
             except BaseException:
                 self.lease.release()

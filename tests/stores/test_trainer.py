@@ -367,3 +367,13 @@ def test_check_uses_neither_network_nor_cache(
     params.write_text(_PARAMS.replace("s3:", "s4:", 1), encoding="utf-8")
     assert main(["check", str(params)]) == 2
     assert "model_dir: 's4://' is not a known scheme" in capsys.readouterr().err
+
+
+def test_links_of_an_upload_that_was_killed_are_removed(run_on: Make) -> None:
+    first = run_on("one", num_steps=2)
+    first.fit(tiny_batches(2))
+    left = first.model_dir / ".store/upload-0123456789abcdef/checkpoint_1"
+    left.mkdir(parents=True)
+    first.close()
+    run_on("one")
+    assert not left.parent.exists()
