@@ -39,6 +39,15 @@ ELSEWHERE: Final[dict[int, tuple[str, Sequence[str]]]] = {
         "Both job files in a real Slurm: time limit, requeue, preemption, node failure, a kill.",
         ("tests/launching/test_slurm.py",),
     ),
+    24: (
+        "An object store: each request fails once, in nine ways; a run is killed at its requests.",
+        (
+            "tests/stores/test_faults.py",
+            "tests/stores/test_run_faults.py",
+            "tests/stores/test_kills.py",
+            "tests/stores/test_run_mishaps.py",
+        ),
+    ),
 }
 MAXIMA: Final = ("most_", "longest_")  # of such counts the largest is shown, of others the sum
 NO_TESTS: Final = 5
