@@ -35,6 +35,10 @@ ELSEWHERE: Final[dict[int, tuple[str, Sequence[str]]]] = {
         "YAML changed at random: an error with its place, or a configuration; nothing else.",
         ("tests/config/test_fuzz.py", "tests/config/test_mutations.py"),
     ),
+    23: (
+        "Both job files in a real Slurm: time limit, requeue, preemption, node failure, a kill.",
+        ("tests/launching/test_slurm.py",),
+    ),
 }
 MAXIMA: Final = ("most_", "longest_")  # of such counts the largest is shown, of others the sum
 NO_TESTS: Final = 5
