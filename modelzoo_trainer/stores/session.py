@@ -16,6 +16,8 @@ from modelzoo_trainer.stores.uploader import Uploader
 
 log = logging.getLogger("modelzoo_trainer.stores")
 
+_LARGE_BYTES: Final = 1 << 26
+
 _OPEN: Final[dict[str, Session]] = {}
 _LOCK: Final = threading.Lock()
 
@@ -127,7 +129,10 @@ class Session:
         assert self.uploader is not None
         self.uploader.stop()
         if has_run and not self._reported and self.uploader.report() is not None:
-            log.debug("Uploading the last metrics and logs to %s.", self.mirror.url)
+            num_bytes = self.uploader.pending_bytes
+            if num_bytes > _LARGE_BYTES:  # a warning, as the log of the run is closed
+                size = f"{num_bytes / 1e6:.0f} MB"
+                log.warning("Uploading %s to %s before the end.", size, self.mirror.url)
             self.uploader.round()
             if text := self.uploader.report():
                 log.error("%s", text)

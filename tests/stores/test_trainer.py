@@ -54,13 +54,13 @@ def run_on(tmp_path: Path, url: str) -> Iterator[Make]:
         loop = TrainingLoop(num_steps=num_steps, eval_frequency=options.pop("eval_frequency", None))
         options.setdefault("checkpoint", Checkpoint(steps=2))
         options.setdefault("model_dir", url)
+        options.setdefault("progress", "none")
         made.append(
             Trainer(
                 model=lambda: TinyModel(dropout=0.5),
                 optimizer=sgd,
                 loop=loop,
                 seed=1,
-                progress="none",
                 object_store=ObjectStore(cache_dir=tmp_path / machine, wait_seconds=wait_s),
                 **options,
             )
@@ -87,9 +87,12 @@ def stored(store: Store) -> set[str]:
     return {name.removesuffix("/manifest.json") for name in names if name.endswith("manifest.json")}
 
 
-def test_run_is_in_the_store_when_it_has_ended(run_on: Make, store: Store) -> None:
-    trainer = run_on("one", loggers=[JsonlLogger()])
+def test_run_is_in_the_store_when_it_has_ended(
+    run_on: Make, url: str, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = run_on("one", loggers=[JsonlLogger()], progress="lines")
     trainer.fit(tiny_batches(6))
+    assert f"{url} (local copy: " in " ".join(caplog.text.split())
     assert stored(store) == {"checkpoint_2", "checkpoint_4", "checkpoint_6"}
     assert b'"loss"' in store.read("metrics.jsonl")[0]
 
