@@ -150,7 +150,7 @@ def test_a_run_whose_requests_fail_once_loses_and_damages_nothing(
         lost += len(KEPT - run.stored(s3))
         damaged += differing(weights, expected) != []
         shutil.rmtree(run.folder)
-    record_property("requests", num)
+    record_property("requests_failed", num)
     record_property("checkpoints_lost", lost)
     record_property("undetected", damaged)
     assert (lost, damaged) == (0, 0)

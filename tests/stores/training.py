@@ -42,6 +42,7 @@ class Plan:
         environment: Credentials.
         steps: Of the whole run.
         keep: Number of checkpoints.
+        wait_s: How long the end waits for uploads without progress.
     """
 
     url: str
@@ -50,6 +51,7 @@ class Plan:
     environment: dict[str, str]
     steps: int = 8
     keep: int = 2
+    wait_s: float = 60
 
     def trainer(self, *callbacks: Callback) -> Trainer:
         """Return its trainer."""
@@ -65,7 +67,10 @@ class Plan:
             progress="none",
             model_dir=self.url,
             object_store=ObjectStore(
-                cache_dir=self.cache_dir, lease_seconds=30, options=self.options
+                cache_dir=self.cache_dir,
+                lease_seconds=30,
+                wait_seconds=self.wait_s,
+                options=self.options,
             ),
         )
 
