@@ -218,7 +218,9 @@ class ObjectStore(CoreCallback):
 def _pull_only(mirror: Mirror) -> None:
     try:
         pull(mirror, owns=False)
-    except (StoreError, OSError) as error:
+    except OSError as error:
+        if isinstance(error, StoreError) and error.is_temporary:
+            raise
         raise ConfigError(str(error)) from None
 
 

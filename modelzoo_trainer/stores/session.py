@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from modelzoo_trainer.errors import ConfigError, StoreError
+from modelzoo_trainer.stores.cache import clean
 from modelzoo_trainer.stores.lease import LEASE_S, open_lease
 from modelzoo_trainer.stores.mirror import Mirror
 from modelzoo_trainer.stores.pulling import pull
@@ -62,6 +63,7 @@ class Session:
 
         Raises:
             ConfigError: If the store cannot be used, or another run holds the lock.
+            StoreError: If the store does not answer.
         """
         with _LOCK:
             known = _OPEN.get(str(mirror.path))
@@ -77,11 +79,14 @@ class Session:
             self.mirror.store.probe()
             self.lease.take()
             try:
+                clean(self.mirror)
                 pull(self.mirror, owns=True)
             except BaseException:
                 self.lease.release()
                 raise
-        except (StoreError, OSError) as error:
+        except OSError as error:
+            if isinstance(error, StoreError) and error.is_temporary:
+                raise  # a restart may succeed
             raise ConfigError(str(error)) from None
         self.uploader = Uploader(
             self.mirror,
