@@ -97,6 +97,16 @@ def num_restarts(environ: Mapping[str, str] | None = None) -> int:
     return sum(_number(env, name, 0, default=0) for name in _RESTARTS)
 
 
+def num_requeues(environ: Mapping[str, str] | None = None) -> int:
+    """Return how often Slurm has queued the job of this process again.
+
+    Raises:
+        BackendError: If the number is not valid.
+    """
+    env = os.environ if environ is None else environ
+    return _number(env, "SLURM_RESTART_COUNT", 0, default=0)
+
+
 def local_rank(environ: Mapping[str, str] | None = None) -> int | None:
     """Return the rank of this process on its host; None if its launcher does not tell.
 

@@ -34,6 +34,7 @@ from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.core.named_checkpoints import FACT
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.metric_direction import Direction, is_better
+from modelzoo_trainer.stores.pulling import is_only_in_store
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -87,7 +88,7 @@ class BestCheckpoints:
         """Return the name of a step's checkpoint, and whether it was written before a restart."""
         for path, manifest in self._own(root).items():
             is_same = manifest.step == step and {"mode": self.mode, **manifest.facts} == facts
-            if is_same and not checkpointing.verify(path):
+            if is_same and (is_only_in_store(path) or not checkpointing.verify(path)):
                 return path.name, True
         return free_path(root / self.name_of(step)).name, False
 

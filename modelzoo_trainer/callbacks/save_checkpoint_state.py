@@ -20,7 +20,7 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     parts_of,
 )
 from modelzoo_trainer.constraints import PositiveInt, checked
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, StoreError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -121,7 +121,7 @@ class SaveCheckpointState(Callback):
             state = checkpointing.load(source)
             step = checkpointing.read_manifest(source).step
             checkpointing.save(path, parts_of(_STATES, state, self.states), step=step)
-        except CheckpointError as error:
+        except (CheckpointError, StoreError) as error:
             log.warning("Cannot write %s: %s", path, error)
         else:
             log.info("Saved %s of checkpoint %s as %s.", ", ".join(self.states), source, path.name)

@@ -85,29 +85,41 @@ def _open() -> int:
     return int(found)
 
 
-def protect(ranges: Iterable[Range]) -> int:
-    """Write-protect whole pages; return the descriptor by which they are released.
+def register(ranges: Iterable[Range]) -> int:
+    """Return a descriptor by which whole pages can be protected and released.
 
     All are released when the last copy of the descriptor is closed, so also when the processes that
     have it are killed.
 
     Raises:
-        OSError: If some of it cannot be protected, such as a mapped file. None of it is then.
+        OSError: If some of it cannot be protected, such as a mapped file.
     """
     import fcntl
 
     found = _open()
     try:
-        every = list(ranges)
-        for begin, length in every:
+        for begin, length in ranges:
             given = bytearray(struct.pack("QQQQ", begin, length, _MODE_WP, 0))
             fcntl.ioctl(found, _REGISTER, given)
-        for begin, length in every:
-            fcntl.ioctl(found, PROTECT, bytearray(struct.pack("QQQ", begin, length, 1)))
     except OSError:
         os.close(found)
         raise
     return found
+
+
+def protect(descriptor: int, ranges: Iterable[Range]) -> None:
+    """Write-protect registered pages.
+
+    From then on, a thread that writes to one waits, maybe with the interpreter's lock: who serves
+    the descriptor must be ready before, and must not need this process.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    import fcntl
+
+    for begin, length in ranges:
+        fcntl.ioctl(descriptor, PROTECT, bytearray(struct.pack("QQQ", begin, length, 1)))
 
 
 def split(ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:

@@ -13,8 +13,9 @@ _LENGTH: Final = 8  # bytes
 def send(channel: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
     """Send a message."""
     text = json.dumps(message).encode("ascii")
-    socket.send_fds(channel, [len(text).to_bytes(_LENGTH, "little")], descriptors)
-    channel.sendall(text)
+    text = len(text).to_bytes(_LENGTH, "little") + text
+    sent = socket.send_fds(channel, [text], descriptors)  # a short one at once: in one call
+    channel.sendall(text[sent:])
 
 
 def receive(channel: socket.socket, most: int = 0) -> tuple[Any, list[int]]:

@@ -26,6 +26,7 @@ from modelzoo_trainer.checkpointing.frozen_memory import (
     can_protect,
     covers,
     protect,
+    register,
     split,
     use_huge_pages,
 )
@@ -91,15 +92,17 @@ class WriterProcess:
         pages, rest = split(map(_range, kept))
         if not covers(self._checked, pages):
             return None
-        fault = protect(pages)
+        shared = _shared_copy(rest)
         try:
-            shared = _shared_copy(rest)
+            fault = register(pages)
             try:
-                send(self._channel, {"protected": pages, "copied": rest}, (fault, shared))
+                send(self._channel, {"serve": pages, "copied": rest}, (fault, shared))
+                protect(fault, pages)
             finally:
-                os.close(shared)
+                os.close(fault)  # the other process has it, or all of it is released
+            send(self._channel, {})
         finally:
-            os.close(fault)  # the other process has it, or all of it is released
+            os.close(shared)
         return FrozenState(self, kept)
 
     def ask(self, message: dict[str, Any] | None, limit_s: float | None = None) -> dict[str, Any]:

@@ -15,9 +15,10 @@ import struct
 import threading
 import time
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from select import select
 from typing import Any, Final
 
 from modelzoo_trainer.checkpointing.file_writing import write_file
@@ -57,10 +58,12 @@ class Copier:
             number = ctypes.get_errno()
             raise OSError(number, f"memory of the run cannot be read: {os.strerror(number)}")
 
-    def take(
-        self, protected: list[list[int]], copied: list[list[int]], fault: int, shared: int
-    ) -> None:
-        """Copy protected memory and give it back; `copied` is in the file `shared` already."""
+    def take(self, protected: list[list[int]], fault: int, channel: socket.socket) -> None:
+        """Copy memory that is being protected, and give it back.
+
+        Until the next message says that all of it is protected, only what is waited for: a thread
+        of the run that waits may keep the run from sending that message.
+        """
         pieces: list[tuple[int, int, memoryview]] = []
         memory = self._room_for(sum(length for _, length in protected))
         at = 0
@@ -70,7 +73,19 @@ class Copier:
             self._places.append((address, length, target))
             pieces += _strides(address, target)
             at += length
-        self._copy(pieces, fault)
+        starts = [address for address, _, _ in pieces]
+        copy = self._copier(pieces, fault)
+        while channel.fileno() not in select([channel.fileno(), fault], [], [])[0]:
+            for address in _wanted(fault):
+                copy(bisect(starts, address) - 1)
+        receive(channel)
+        for number in range(len(pieces)):
+            for address in _wanted(fault):
+                copy(bisect(starts, address) - 1)
+            copy(number)
+
+    def keep(self, copied: list[list[int]], shared: int) -> None:
+        """Add ranges whose content is in a file, one after the other."""
         if copied:
             end = sum(length for _, length in copied)
             content = memoryview(mmap.mmap(shared, end, prot=mmap.PROT_READ))
@@ -92,10 +107,12 @@ class Copier:
         assert self._memory is not None
         return memoryview(self._memory)
 
-    def _copy(self, pieces: list[tuple[int, int, memoryview]], fault: int) -> None:
+    def _copier(
+        self, pieces: list[tuple[int, int, memoryview]], fault: int
+    ) -> Callable[[int], None]:
+        """Return a function that copies a piece and gives it back; once."""
         import fcntl
 
-        starts = [address for address, _, _ in pieces]
         done = [False] * len(pieces)
 
         def copy(number: int) -> None:
@@ -105,10 +122,7 @@ class Copier:
                 fcntl.ioctl(fault, PROTECT, struct.pack("QQQ", address, length, 0))
                 done[number] = True
 
-        for number in range(len(pieces)):
-            for address in _wanted(fault):
-                copy(bisect(starts, address) - 1)
-            copy(number)
+        return copy
 
     def chunks(self, pieces: list[Any]) -> Iterator[bytes | memoryview]:
         """Yield the content of a file: text, or copies by their address and length.
@@ -163,7 +177,9 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _answer(copier: Copier, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+def _answer(
+    copier: Copier, channel: socket.socket, message: dict[str, Any], descriptors: list[int]
+) -> dict[str, Any]:
     try:
         if "write" in message:
             record = write_file(Path(message["write"]), copier.chunks(message["pieces"]))
@@ -171,7 +187,9 @@ def _answer(copier: Copier, message: dict[str, Any], descriptors: list[int]) -> 
         if "try" in message:
             copier.read(message["try"], memoryview(bytearray(1)))
         else:
-            copier.take(message["protected"], message["copied"], *descriptors)
+            fault, shared = descriptors
+            copier.take(message["serve"], fault, channel)
+            copier.keep(message["copied"], shared)
     except OSError as error:
         return {"number": error.errno, "error": error.strerror, "file": error.filename}
     except (LookupError, MemoryError) as error:
@@ -191,5 +209,5 @@ def serve(descriptor: int, parent: int) -> None:
     copier = Copier(parent)
     with suppress(EOFError, ConnectionError):
         while True:
-            send(channel, _answer(copier, *receive(channel, 2)))
+            send(channel, _answer(copier, channel, *receive(channel, 2)))
     os._exit(0)

@@ -124,6 +124,17 @@ def was_restarted(processes: World | None) -> bool:
     return is_here if processes is None else processes.any_true(is_here)  # counts may differ
 
 
+def job_requeues() -> int:
+    """Return how often the scheduler has queued the job of this process again.
+
+    Raises:
+        BackendError: If the scheduler's environment variables are invalid.
+    """
+    from backends.coordination.launch import num_requeues
+
+    return num_requeues()
+
+
 def end_with_launcher() -> None:
     """Exit when the launcher that started this process is killed."""
     from backends.coordination.orphans import watch_launcher

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelzoo_trainer.cli.distributed_run import Report, report_alone, was_restarted
+from modelzoo_trainer.cli.distributed_run import Report, job_requeues, report_alone, was_restarted
 from modelzoo_trainer.cli.signals import Phase, StopRequests
 from modelzoo_trainer.errors import ConfigError, ModelZooError
 from modelzoo_trainer.exit_codes import DONE, FAILED, WRONG_USE, exit_code
@@ -164,6 +164,10 @@ class Runner:
             self._child.begin_trainer(number, trainer.autorestart)
         if was_restarted(self.processes):
             trainer.autorestart.resume_run()
+        if num := job_requeues():
+            from modelzoo_trainer.cli.requeues import RequeueLimit
+
+            trainer.add_callback(RequeueLimit(num))
 
         def phase() -> Phase:
             is_before_fit = plan.method == "fit" and not trainer.data.num_batches

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.console.bar import duration
@@ -14,6 +15,7 @@ from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.results import RunResult, count_parameters
 from modelzoo_trainer.results_log import number
 from modelzoo_trainer.shown_path import shown_path
+from modelzoo_trainer.stores.mirror import mirror_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -34,7 +36,7 @@ def start_block(trainer: Trainer, val_dataloader: Any) -> str:
         "validation": lambda: _validation(trainer, val_dataloader),
         "checkpoints": lambda: _checkpoints(trainer),
         "start": lambda: _origin(trainer),
-        "folder": lambda: shown_path(trainer.model_dir),
+        "folder": lambda: _place_of(trainer.model_dir),
     }
     found = {label: known(text, "") for label, text in rows.items()}
     lines = [known(lambda: _head(trainer), "Training")]
@@ -219,5 +221,14 @@ def _paths(result: RunResult) -> str:
     names = [os.path.relpath(path, folder) for path in paths]
     if len(names) > 3:
         last = os.path.relpath(result.last_checkpoint or paths[-1], folder)
-        return f"{len(names)} written by this fit in {shown_path(folder)}, the last is {last}"
-    return f"{', '.join(names)} in {shown_path(folder)}"
+        return f"{len(names)} written by this fit in {_place_of(folder)}, the last is {last}"
+    return f"{', '.join(names)} in {_place_of(folder)}"
+
+
+def _place_of(folder: str | Path) -> str:
+    """Return a folder as messages show it; for the local copy of an object store, both."""
+    mirror = mirror_of(folder)
+    name = None if mirror is None else mirror.name_of(Path(folder))
+    if mirror is None or name is None:
+        return shown_path(folder)
+    return f"{mirror.url_of(name)} (local copy: {shown_path(folder)})"

@@ -517,7 +517,9 @@ class Checkpoint(CoreCallback, Interceptable):
             self._save_in_memory(trainer, self.memory)
 
     @override
-    def on_train_ready(self, trainer: Trainer) -> None:
+    def on_train_start(
+        self, trainer: Trainer, model: Any, train_dataloader: Loader, loop: Any, loop_idx: int
+    ) -> None:
         if self.memory is not None:
             self.memory.note_use(trainer)
 

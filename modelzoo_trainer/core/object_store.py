@@ -373,7 +373,9 @@ def _is_seen(mark: Path) -> bool:
 def _pull_only(mirror: Mirror) -> None:
     try:
         pull(mirror, owns=False)
-    except (StoreError, OSError) as error:
+    except OSError as error:
+        if isinstance(error, StoreError) and error.is_temporary:
+            raise
         raise ConfigError(str(error)) from None
 
 

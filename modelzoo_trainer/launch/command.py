@@ -143,6 +143,8 @@ def make_job(options: argparse.Namespace, words: Sequence[str]) -> Job:
             f"--nodes: {nodes} nodes, but --on local starts processes on this machine only. Use "
             f"another launcher, or start torchrun on each node."
         )
+    if options.on != "local":
+        _refuse_line_breaks([*words, options.activate or "", options.setup or ""])
     run = parse_run(["fit", *words])
     plan = check_run(run)[0]
     gpu_type, gpus = _gpus(options.gpus, 0 if plan.init.get("device") == "cpu" else processes)
@@ -164,6 +166,14 @@ def make_job(options: argparse.Namespace, words: Sequence[str]) -> Job:
         mounts=[_mount(text) for text in options.mount or ()],
         model_dir=str(plan.init.get("model_dir") or "model_dir"),
     )
+
+
+def _refuse_line_breaks(words: Sequence[str]) -> None:
+    broken = next((word for word in words if len(word.splitlines()) > 1), None)
+    if broken is not None:
+        raise ConfigError(
+            f"an option of a job must be one line, got {broken!r}. Set long values in the file."
+        )
 
 
 def _file_first(words: Sequence[str], file: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,22 @@ from modelzoo_trainer.stores.record import Record
 log = logging.getLogger("modelzoo_trainer.stores")
 
 _HEADROOM_BYTES: Final = 1 << 24
+_OLD_S: Final = 86_400.0
+
+
+def clean(mirror: Mirror) -> None:
+    """Remove what killed processes have left in the hidden folder; for the one that uploads.
+
+    Links of an upload keep the space of deleted checkpoints. Downloads may be those of others.
+    """
+    now = time.time()
+    for path in list(mirror.folder.iterdir()):
+        with suppress(OSError):
+            is_old = path.stat().st_mtime < now - _OLD_S
+            if path.name.startswith("upload-") or (is_old and path.name.startswith("stub-")):
+                shutil.rmtree(path)
+            elif is_old and path.name.startswith("download-"):
+                path.unlink()
 
 
 class _Copy:

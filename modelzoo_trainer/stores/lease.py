@@ -36,6 +36,8 @@ MAX_LEASE_S: Final = 600.0
 _RENEWALS: Final = 4  # per lease
 _LOOKS: Final = 20  # per lease, while waiting for it
 _LONGEST_LOOK_S: Final = 5.0
+_LEFT: Final[set[str]] = set()
+"""Holders of this process that are gone, but could not say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,11 @@ class Lease:
         self._forget()
         holder = self._new_holder()
         self._names.add(holder.holder)
-        self._holder = self._acquire(holder)
+        try:
+            self._holder = self._acquire(holder)
+        except StoreError:
+            _LEFT.add(holder.holder)  # the request may have been carried out
+            raise
         self._pid, self._count = os.getpid(), 1
         threading.Thread(
             target=self._keep, args=(self._stop,), name="store lock", daemon=True
@@ -194,6 +200,7 @@ class Lease:
                     self._write(is_released=True)
                 except (ConfigError, StoreError) as error:
                     log.warning("The lock of %s was not released: %s", self._store.url, error)
+                    _LEFT.add(self.token)
             self._forget()
 
     def _forget(self) -> None:
@@ -319,7 +326,8 @@ class Lease:
         return self._store.create_tagged(LOCK_NAME, _encoded(holder))
 
     def _is_free(self, found: Holder) -> bool:
-        return found.is_released or found.holder in self._names or found.identity.is_gone()
+        is_left = found.holder in self._names or found.holder in _LEFT
+        return found.is_released or is_left or found.identity.is_gone()
 
 
 def _encoded(holder: Holder) -> bytes:

@@ -79,7 +79,7 @@ class Mirror:
 
     def url_of(self, name: str) -> str:
         """Return the URL of a name, for messages."""
-        return str(self.url / name)
+        return str(self.url / name if name else self.url)
 
     def name_of(self, path: Path) -> str | None:
         """Return the name in the store of a path in the mirror; None = it has none there."""

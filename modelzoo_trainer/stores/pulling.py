@@ -26,6 +26,7 @@ from modelzoo_trainer.stores.mirror import (
     checkpoints_in,
     declared_attempt,
 )
+from modelzoo_trainer.stores.reading import is_in_mirror
 from modelzoo_trainer.stores.record import Record, SentFile, deletions, write_atomically
 from modelzoo_trainer.stores.store import Listed
 
@@ -213,6 +214,11 @@ def lacks_files(path: Path) -> bool:
         return False
 
 
+def is_only_in_store(path: Path) -> bool:
+    """Return whether files of a checkpoint are only in the object store of its folder."""
+    return is_in_mirror(path) and lacks_files(path)
+
+
 def _set_aside(mirror: Mirror, name: str, why: str) -> None:
     """Move what the store does not have out of the way of what it has."""
     stamp = f"{time.strftime('%Y%m%d_%H%M%S')}-{secrets.token_hex(2)}"
@@ -284,9 +290,8 @@ def fetch(mirror: Mirror, name: str) -> Path:
         make_stub(mirror, name, text, owns=False)
         return mirror.path / name
     entries = [one for one in mirror.store.list(name) if is_safe(one.name)]
-    parent = name.rpartition("/")[0]
     if not entries:
-        entries = [one for one in mirror.store.list(parent) if one.name == name]
+        entries = _file_of_weights(mirror, name)
     elif any(ATTEMPT.fullmatch(one.name) for one in entries):
         raise NoCheckpoint(
             f"{mirror.url_of(name)} is not a complete checkpoint: it has no {MANIFEST}. It is "
@@ -301,3 +306,14 @@ def fetch(mirror: Mirror, name: str) -> Path:
         mirror.store.download(entry.name, fresh, entry.size_bytes, None)
         fresh.replace(target)
     return mirror.path / name
+
+
+def _file_of_weights(mirror: Mirror, name: str) -> list[Listed]:
+    """Return a file of weights, with the files of its folder that it may need."""
+    folder, _, file = name.rpartition("/")
+    beside = [one for one in mirror.store.list(folder) if one.name.rpartition("/")[0] == folder]
+    if all(one.name != name for one in beside):
+        return []
+    if file.endswith(".index.json"):
+        return [one for one in beside if is_safe(one.name)]
+    return [one for one in beside if one.name == name or one.name.endswith("config.json")]

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from modelzoo_trainer.errors import ConfigError, StoreError
+from modelzoo_trainer.stores.cache import clean
 from modelzoo_trainer.stores.lease import LEASE_S, open_lease
 from modelzoo_trainer.stores.mirror import Mirror
 from modelzoo_trainer.stores.pulling import pull
 from modelzoo_trainer.stores.uploader import Uploader
 
 log = logging.getLogger("modelzoo_trainer.stores")
+
+_LARGE_BYTES: Final = 1 << 26
 
 _OPEN: Final[dict[str, Session]] = {}
 _LOCK: Final = threading.Lock()
@@ -60,6 +63,7 @@ class Session:
 
         Raises:
             ConfigError: If the store cannot be used, or another run holds the lock.
+            StoreError: If the store does not answer.
         """
         with _LOCK:
             known = _OPEN.get(str(mirror.path))
@@ -75,11 +79,14 @@ class Session:
             self.mirror.store.probe()
             self.lease.take()
             try:
+                clean(self.mirror)
                 pull(self.mirror, owns=True)
             except BaseException:
                 self.lease.release()
                 raise
-        except (StoreError, OSError) as error:
+        except OSError as error:
+            if isinstance(error, StoreError) and error.is_temporary:
+                raise  # a restart may succeed
             raise ConfigError(str(error)) from None
         self.uploader = Uploader(
             self.mirror,
@@ -127,7 +134,10 @@ class Session:
         assert self.uploader is not None
         self.uploader.stop()
         if has_run and not self._reported and self.uploader.report() is not None:
-            log.debug("Uploading the last metrics and logs to %s.", self.mirror.url)
+            num_bytes = self.uploader.pending_bytes
+            if num_bytes > _LARGE_BYTES:  # a warning, as the log of the run is closed
+                size = f"{num_bytes / 1e6:.0f} MB"
+                log.warning("Uploading %s to %s before the end.", size, self.mirror.url)
             self.uploader.round()
             if text := self.uploader.report():
                 log.error("%s", text)

@@ -65,6 +65,12 @@ class Uploader:
         """What is not in the store."""
         return self._pusher.pending()
 
+    @property
+    def pending_bytes(self) -> int:
+        """The size of what is not in the store, checkpoints excluded."""
+        paths = [self.mirror.path / name for name in self.pending.files]
+        return sum(path.stat().st_size for path in paths if path.exists())
+
     def start(self) -> None:
         """Start the thread, unless it runs."""
         if self._thread is None or not self._thread.is_alive():

@@ -24,6 +24,7 @@ from modelzoo_trainer.checkpointing.frozen_memory import (
     can_protect,
     merged,
     protect,
+    register,
     split,
 )
 from modelzoo_trainer.errors import is_refusal_of_disk
@@ -184,6 +185,27 @@ def test_without_protection_everything_is_copied(tmp_path, saver, monkeypatch):
         found = checkpointing.load(tmp_path / f"c_{step}")["model"]["0"]
         assert found.unique().tolist() == [step]
     assert saver._process is None
+
+
+@needs_protection
+def test_a_write_with_the_interpreters_lock_while_memory_is_being_frozen_does_not_block(
+    tmp_path, saver, monkeypatch
+):
+    state = make_state()
+    start(saver, tmp_path, state)
+    address = state["model"]["0"].data_ptr() + 2 * MIB
+    hold = ctypes.PyDLL(None)  # unlike CDLL, calls keep the lock
+
+    def protect_and_write(fault, pages):
+        protect(fault, pages)
+        hold.memset(ctypes.c_void_p(address), 0xFF, ctypes.c_size_t(MIB))
+
+    monkeypatch.setattr("modelzoo_trainer.checkpointing.frozen_state.protect", protect_and_write)
+    saver.save(tmp_path / "c", state, step=1)
+    saver.wait()
+    found = checkpointing.load(tmp_path / "c")["model"]["0"]
+    assert found.unique().tolist() == [0]
+    assert state["model"]["0"].isnan().any()
 
 
 # ---- failures
@@ -356,7 +378,8 @@ def test_ranges_are_merged_and_split_at_whole_pages():
 def test_a_writer_waits_and_a_reader_does_not():
     tensor = torch.zeros(MIB)
     pages, _ = split([(tensor.data_ptr(), tensor.nbytes)])
-    fault = protect(pages)
+    fault = register(pages)
+    protect(fault, pages)
     assert tensor.sum() == 0
     done = threading.Event()
 

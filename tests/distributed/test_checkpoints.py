@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from modelzoo_trainer.checkpointing import load, read_manifest
+from modelzoo_trainer.checkpointing.frozen_memory import can_protect
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import train
 
@@ -64,6 +65,36 @@ def test_a_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, engine) -> N
     run(2, tmp_path / "parts", CUT, engine, checkpoint={"asynchronous": engine == "FSDP2"})
     rest = run(2, tmp_path / "parts", NUM_STEPS, engine)
     assert torch.equal(weights_of(rest), weights_of(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["DDP", "FSDP2"])
+def test_states_that_another_process_writes_are_those_of_their_step(tmp_path, engine) -> None:
+    whole = run(2, tmp_path / "whole", NUM_STEPS, engine)
+    parts = {"checkpoint": {"asynchronous": True}, "frozen": True}
+    found = run(2, tmp_path / "parts", CUT, engine, **parts)
+    assert found["has_writer"] == can_protect()
+    rest = run(2, tmp_path / "parts", NUM_STEPS, engine, **parts)
+    assert torch.equal(weights_of(rest), weights_of(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_several_processes_resume_from_a_snapshot_in_memory(tmp_path, engine, asynchronous) -> None:
+    (tmp_path / "memory").mkdir()
+    memory = {"steps": 1, "path": str(tmp_path / "memory")}
+    checkpoint = {"checkpoint": {"asynchronous": asynchronous, "memory": memory}}
+    options = {"save": CUT, **checkpoint}
+    whole = run(2, tmp_path / "whole", NUM_STEPS, engine)
+    with pytest.raises(AssertionError, match="crash at step 6"):
+        run(2, tmp_path / "parts", NUM_STEPS, engine, **options, crash=6)
+    found = [read_manifest(path).step for path in (tmp_path / "memory").glob("*/*/memory_*")]
+    assert sorted(found) == [4, 5]
+    rest = run(2, tmp_path / "parts", NUM_STEPS, engine, **options)
+    assert len(rest["grads"]) == NUM_STEPS - 5
+    assert torch.equal(weights_of(rest), weights_of(whole))
+    assert list((tmp_path / "memory").glob("*/*")) == []
 
 
 @pytest.mark.slow

@@ -69,6 +69,17 @@ class Record(Callback):
         self.batches.append(0 if trainer.is_padding else len(batch[0]))
 
 
+class CrashAt(Callback):
+    """Raises after the first batch of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if trainer.global_step == self.step:
+            raise RuntimeError(f"crash at step {self.step}")
+
+
 class Metrics(Logger):
     name = "metrics"
 
@@ -91,6 +102,8 @@ def make_trainer(model_dir: Path, **options: Any) -> Trainer:
     record, metrics = Record(), Metrics()
     lr, optimizer = options.pop("lr", 0.05), options.pop("optimizer", torch.optim.SGD)
     counts = options.pop("counts", None)
+    callbacks, crash = [record, *options.pop("callbacks", ())], options.pop("crash", None)
+    callbacks += [] if crash is None else [CrashAt(crash)]
     trainer = Trainer(
         device="cpu",
         backend=options.pop("backend", None),
@@ -106,7 +119,7 @@ def make_trainer(model_dir: Path, **options: Any) -> Trainer:
             eval_frequency=options.pop("eval_frequency", 1.0),
         ),
         checkpoint=Checkpoint(steps=options.pop("save", None), **options.pop("checkpoint", {})),
-        callbacks=[record, *options.pop("callbacks", ())],
+        callbacks=callbacks,
         loggers=[metrics],
         seed=1,
     )
@@ -123,7 +136,11 @@ def train(rank: int, model_dir: Path, batch_size: int, options: dict[str, Any]) 
     """Run a fit with validation, and return what came of it."""
     options = dict(options)
     num, micro = options.pop("num", NUM_SAMPLES), options.pop("micro", None)
+    is_frozen = options.pop("frozen", False)
     trainer = make_trainer(model_dir, **options)
+    saver = trainer.checkpoint._saving._background
+    if is_frozen:  # whatever the size of the state
+        saver._least_frozen = 0
     if micro is not None:
         trainer.split_train_batches(micro)
     trainer.raise_on_interrupt = False
@@ -138,4 +155,5 @@ def train(rank: int, model_dir: Path, batch_size: int, options: dict[str, Any]) 
         "weights": {name: value.tolist() for name, value in weights.items()},
         "step": trainer.global_step,
         "interrupted": trainer.interrupted,
+        "has_writer": saver._process is not None,
     }

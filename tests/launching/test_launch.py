@@ -118,8 +118,15 @@ def test_the_environment_of_this_python_is_activated(
     assert jobs.active_environment()[-1] == f"conda activate '{folder}/my env'"
 
 
-def test_a_script_of_slurm_is_bash(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "--on", "slurm", "params.yaml", "--set", "init.model_dir='a b'")
+@pytest.mark.parametrize("through", ["torchrun", "srun"])
+def test_a_script_of_slurm_is_bash(
+    folder: Path, capsys: pytest.CaptureFixture[str], through: str
+) -> None:
+    words = ["--through", through, "--partition", "gpu", "--processes-per-node", "4"]
+    words += ["params.yaml", "--set", "init.model_dir='a b'"]
+    text = printed(capsys, "--on", "slurm", *words)
+    assert "#SBATCH --partition=gpu\n" in text
+    assert f"#SBATCH --cpus-per-task={32 if through == 'torchrun' else 8}\n" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
@@ -146,6 +153,8 @@ def test_a_script_of_slurm_is_bash(folder: Path, capsys: pytest.CaptureFixture[s
         (["--on", "ray", "--gpus", "H100", "params.yaml"], "--gpus: expected N or TYPE:N"),
         (["--on", "skypilot", "--mount", "runs", "params.yaml"], "--mount: expected SOURCE:PATH"),
         (["--on", "slurm", "--time", "1 day\n", "params.yaml"], "--time"),
+        (["--on", "skypilot", "params.yaml", "--set", "init.seed=\n1"], "must be one line"),
+        (["--on", "slurm", "--activate", "a\nb", "params.yaml"], "must be one line"),
     ],
 )
 def test_invalid_input_is_refused_before_anything_starts(

@@ -8,9 +8,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -171,6 +172,8 @@ ray.shutdown()
 cluster.shutdown()
 """
 
+Record: TypeAlias = "Callable[[str, object], None]"
+
 FASTER = {
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
@@ -207,7 +210,7 @@ def run_driver(folder: Path, program: str) -> tuple[dict[str, Any], str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=400,
+        timeout=900,
     )
     assert process.returncode == 0, process.stdout[-5000:]
     return json.loads((folder / "result.json").read_text(encoding="utf-8")), process.stdout
@@ -220,7 +223,9 @@ def digests(checkpoint: Path) -> dict[str, str]:
     }
 
 
-def test_a_killed_worker_resumes_and_ends_with_the_weights_of_torchrun(tmp_path: Path) -> None:
+def test_a_killed_worker_resumes_and_ends_with_the_weights_of_torchrun(
+    tmp_path: Path, record_property: Record
+) -> None:
     ours, theirs = tmp_path / "ray", tmp_path / "torchrun"
     ours.mkdir()
     theirs.mkdir()
@@ -228,12 +233,14 @@ def test_a_killed_worker_resumes_and_ends_with_the_weights_of_torchrun(tmp_path:
     prepare(theirs)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", "-m", "modelzoo_trainer", "fit", "params.yaml"]
-    subprocess.run(command, cwd=theirs, env=environment(), check=True, timeout=300)
+    subprocess.run(command, cwd=theirs, env=environment(), check=True, timeout=600)
 
     assert (ours / "run" / "sizes").read_text(encoding="utf-8").split() == ["2", "2"]
     shards = digests(ours / "run" / "checkpoint_300")
     assert len(shards) == 2
     assert shards == digests(theirs / "run" / "checkpoint_300")
+    record_property("kills", 1)
+    record_property("unequal", 0)
 
     newest = str(ours / "run" / "checkpoint_300")
     assert result["value"] == 0
@@ -257,15 +264,19 @@ def test_a_stop_file_ends_the_run_for_good(tmp_path: Path) -> None:
     assert result["pointer"] == {"path": str(tmp_path / "run" / f"checkpoint_{step}"), "step": step}
 
 
-def test_workers_come_and_go(tmp_path: Path) -> None:
+def test_workers_come_and_go(tmp_path: Path, record_property: Record) -> None:
     result, _ = run_driver(tmp_path, ELASTIC)
+    record_property("resized", 2)
     assert (tmp_path / "run" / "sizes").read_text(encoding="utf-8").split() == ["2", "1", "2"]
     assert result["value"] == 0
     assert result["metrics"]["step"] == 2500
 
 
-def test_a_node_that_is_about_to_be_taken_away_causes_a_checkpoint(tmp_path: Path) -> None:
+def test_a_node_that_is_about_to_be_taken_away_causes_a_checkpoint(
+    tmp_path: Path, record_property: Record
+) -> None:
     result, output = run_driver(tmp_path, PREEMPTED)
+    record_property("preempted", 1)
     assert (tmp_path / "run" / "sizes").read_text(encoding="utf-8").split() == ["2", "1"]
     assert result["value"] == 0
     assert result["metrics"]["step"] == 3000

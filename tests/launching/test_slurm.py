@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Final, TypeAlias
 
 import pytest
 
+from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.launch.jobs import FILES, Job, active_environment
 from tests.distributed.launching import ROOT, Launched, command, set_limit, told
 from tests.launching.cluster import Slurm, SlurmJob, missing_programs, wait_until
@@ -261,3 +263,23 @@ def test_slurm_takes_the_files_of_the_docs(slurm: Slurm, name: str) -> None:
     path = ROOT / "docs" / "jobs" / name
     said = slurm.ask("sbatch", "--test-only", "--partition=big", str(path))
     assert "to start at" in said
+
+
+@pytest.mark.parametrize("through", KINDS)
+def test_slurm_takes_what_launch_prints(
+    slurm: Slurm,
+    through: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ["launch", "--on", "slurm", "--through", through, "--nodes", "2", "--partition", "big"]
+    words += ["--processes-per-node", "8", "--time", "1-00:00:00", "--dry-run"]
+    assert main([*words, "configs/digits_mlp.yaml", "--device", "gpu"]) == 0
+    path = tmp_path / "job.sbatch"
+    path.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert "to start at" in slurm.ask("sbatch", "--test-only", str(path))
+    path.write_text(path.read_text(encoding="utf-8").replace("node=8", "node=9"), encoding="utf-8")
+    with pytest.raises(subprocess.CalledProcessError):  # a node has 8
+        slurm.ask("sbatch", "--test-only", str(path))

@@ -80,6 +80,8 @@ class Plan:
         pad: Numbers that the model holds besides, to make its checkpoints large.
         wide: Numbers of a callback that writes them past torch's knowledge right after each save;
             states of any size are then frozen for the process that writes them.
+        memory: Steps between snapshots in memory; 0 = none.
+        memory_path: Their folder.
     """
 
     folder: str
@@ -112,6 +114,8 @@ class Plan:
     full_to: int = 0
     pad: int = 0
     wide: int = 0
+    memory: int = 0
+    memory_path: str | None = None
 
     @property
     def place(self) -> Path:
@@ -133,7 +137,9 @@ def trainer_of(plan: Plan) -> Trainer:
     callbacks += [] if plan.hold_at is None else [Hold(plan.hold_at, plan.place / GO)]
     if plan.full_from is not None:
         callbacks.append(FillDisk(plan.full_from, plan.full_to))
-    later = {"asynchronous": True} if plan.asynchronous else {}
+    later: dict[str, Any] = {"asynchronous": True} if plan.asynchronous else {}
+    if plan.memory:
+        later["memory"] = {"steps": plan.memory, "path": plan.memory_path}
     checkpoint = Checkpoint(steps=plan.every, checkpoint_root=plan.root, **later)
     if plan.wide:
         checkpoint._saving._background._least_frozen = 0

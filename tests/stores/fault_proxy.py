@@ -65,10 +65,12 @@ class FaultProxy:
     Args:
         upstream: Port of the server.
         choose: Called with the kind and target of each request; returns a fault or None.
+        answered: Called when the server has answered, before the client knows.
     """
 
     upstream: int
     choose: Callable[[str, str], str | None] = lambda kind, target: None
+    answered: Callable[[], None] = lambda: None
     requests: list[Request] = field(default_factory=list)
     port: int = 0
 
@@ -127,6 +129,7 @@ class FaultProxy:
     def pass_all(self) -> None:
         """Let no request fail."""
         self.choose = lambda kind, target: None
+        self.answered = lambda: None
 
     @property
     def faults(self) -> list[Request]:
@@ -159,6 +162,7 @@ class FaultProxy:
         if fault == "duplicate":
             await self._ask(head, body)
         answer = await self._ask(head, _corrupted(body) if fault == "corrupted request" else body)
+        self.answered()
         if fault == "stall":
             await asyncio.sleep(_STALL_S)
         if fault != "lost reply":

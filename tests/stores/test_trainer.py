@@ -21,6 +21,7 @@ from modelzoo_trainer.callbacks import (
     KeepNCheckpoints,
     SaveBest,
 )
+from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.errors import CheckpointError, StoreError
 from modelzoo_trainer.loggers import JsonlLogger
 from modelzoo_trainer.stores.lease import Lease
@@ -30,6 +31,20 @@ from tests.doubles import Cut, TinyModel, differing, sgd, tiny_batches, weights_
 pytest.importorskip("obstore")
 
 Make = Callable[..., Trainer]
+_PARAMS = """
+trainer:
+  init:
+    device: cpu
+    model_dir: s3://bucket/runs/a
+    model: {name: fc_mnist, hidden_sizes: [32], input_size: 64}
+    optimizer: {AdamW: {lr: 0.001}}
+    loop: {max_steps: 10}
+    checkpoint: {steps: 5, checkpoint_root: "gs://other/checkpoints"}
+    object_store: {cache_size: 3, options: {region: us-east-1}}
+  fit:
+    train_dataloader: {data_processor: DigitsProcessor, split: train, batch_size: 32}
+    ckpt_path: s3://bucket/other/checkpoint_5
+"""
 
 
 @pytest.fixture
@@ -54,13 +69,13 @@ def run_on(tmp_path: Path, url: str) -> Iterator[Make]:
         loop = TrainingLoop(num_steps=num_steps, eval_frequency=options.pop("eval_frequency", None))
         options.setdefault("checkpoint", Checkpoint(steps=2))
         options.setdefault("model_dir", url)
+        options.setdefault("progress", "none")
         made.append(
             Trainer(
                 model=lambda: TinyModel(dropout=0.5),
                 optimizer=sgd,
                 loop=loop,
                 seed=1,
-                progress="none",
                 object_store=ObjectStore(cache_dir=tmp_path / machine, wait_seconds=wait_s),
                 **options,
             )
@@ -87,9 +102,12 @@ def stored(store: Store) -> set[str]:
     return {name.removesuffix("/manifest.json") for name in names if name.endswith("manifest.json")}
 
 
-def test_run_is_in_the_store_when_it_has_ended(run_on: Make, store: Store) -> None:
-    trainer = run_on("one", loggers=[JsonlLogger()])
+def test_run_is_in_the_store_when_it_has_ended(
+    run_on: Make, url: str, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = run_on("one", loggers=[JsonlLogger()], progress="lines")
     trainer.fit(tiny_batches(6))
+    assert f"{url} (local copy: " in " ".join(caplog.text.split())
     assert stored(store) == {"checkpoint_2", "checkpoint_4", "checkpoint_6"}
     assert b'"loss"' in store.read("metrics.jsonl")[0]
 
@@ -287,9 +305,7 @@ def test_what_ran_nothing_leaves_nothing_in_the_store(run_on: Make, store: Store
     assert {one.name for one in store.list("")} <= {".lock"}
 
 
-def test_takeover_stops_uploads_and_saves(
-    run_on: Make, store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_takeover_stops_uploads_and_saves(run_on: Make, store: Store) -> None:
     trainer = run_on("one", num_steps=4)
 
     class Thief(Callback):
@@ -302,4 +318,62 @@ def test_takeover_stops_uploads_and_saves(
     with pytest.raises(ConfigError, match="process 1 on other"):
         trainer.fit(tiny_batches(4))
     assert stored(store) <= {"checkpoint_2"}
-    assert "Not uploaded" in caplog.text
+
+
+def test_half_deleted_checkpoint_is_skipped(
+    run_on: Make, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_on("one", num_steps=4).fit(tiny_batches(4))
+    store.delete(one.name for one in store.list("checkpoint_4") if "state.json" in one.name)
+    second = run_on("other", num_steps=4)
+    second.fit(tiny_batches(4))
+    assert second.checkpoint.begun_with[1] == 2
+    assert "is not complete" in caplog.text
+
+
+def test_unreachable_store_is_no_reason_to_fall_back(
+    run_on: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_on("one", num_steps=4).fit(tiny_batches(4))
+    second = run_on("other", num_steps=4)
+
+    def fail(*args: Any) -> None:
+        raise StoreError("the store is down", is_temporary=True)
+
+    monkeypatch.setattr(Store, "download", fail)
+    with pytest.raises(StoreError, match="is down"):
+        second.fit(tiny_batches(4))
+    assert second.global_step == 0
+
+
+def test_no_space_for_a_download_is_named(run_on: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_on("one", num_steps=4).fit(tiny_batches(4))
+    second = run_on("other", num_steps=4)
+    monkeypatch.setattr("modelzoo_trainer.stores.cache._free", lambda mirror: 0)
+    with pytest.raises(StoreError, match=r"GB are needed.*cache_dir to another disk"):
+        second.fit(tiny_batches(4))
+
+
+def test_check_uses_neither_network_nor_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(Store, "_run", lambda *args: pytest.fail("a request"))
+    params = tmp_path / "params.yaml"
+    params.write_text(_PARAMS, encoding="utf-8")
+    assert main(["check", str(params)]) == 0
+    assert "model_dir:     s3://bucket/runs/a" in capsys.readouterr().out
+    assert not (tmp_path / "home").exists()
+    params.write_text(_PARAMS.replace("s3:", "s4:", 1), encoding="utf-8")
+    assert main(["check", str(params)]) == 2
+    assert "model_dir: 's4://' is not a known scheme" in capsys.readouterr().err
+
+
+def test_links_of_an_upload_that_was_killed_are_removed(run_on: Make) -> None:
+    first = run_on("one", num_steps=2)
+    first.fit(tiny_batches(2))
+    left = first.model_dir / ".store/upload-0123456789abcdef/checkpoint_1"
+    left.mkdir(parents=True)
+    first.close()
+    run_on("one")
+    assert not left.parent.exists()
