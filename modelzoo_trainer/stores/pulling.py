@@ -87,7 +87,7 @@ def pull(
 
 
 def _is_rest_there(mirror: Mirror, name: str, listing: Listing) -> bool:
-    """Return whether the missing files of a checkpoint were uploaded by other hosts."""
+    """Return whether a checkpoint was saved here, and its missing files uploaded by other hosts."""
     from modelzoo_trainer.stores.pushing import files_of
 
     path = mirror.path / name
@@ -96,8 +96,10 @@ def _is_rest_there(mirror: Mirror, name: str, listing: Listing) -> bool:
         files = files_of(path)
     except (OSError, ValueError):
         return False
+    if attempt is None or not any((path / file).exists() for file in files):
+        return False
     there = {part.name: part.size_bytes for part in listing.parts.get(name, ())}
-    return attempt is not None and all(
+    return all(
         (path / file).exists() or there.get(f"{name}/{attempt}/{file}") == record["size_bytes"]
         for file, record in files.items()
     )

@@ -115,6 +115,17 @@ def test_the_next_run_of_the_main_process_completes_it_if_the_rest_is_there(
     assert (f"{NAME}/manifest.json" in names_in(main)) is is_sent
 
 
+def test_half_deleted_one_does_not_come_back(copies: Any, tmp_path: Path) -> None:
+    main, other = copies
+    save(main, other)
+    push(main)
+    third = open_mirror(main.url, cache_dir=tmp_path / "third")
+    pull(third, owns=True)  # its manifest only
+    main.store.delete([f"{NAME}/manifest.json"])  # the files are deleted after it
+    pull(third, owns=False)
+    assert not (third.path / NAME).exists()
+
+
 def test_an_old_checkpoint_of_that_name_is_replaced_on_the_other_host(copies: Any) -> None:
     main, other = copies
     checkpointing.save(other.path / NAME, {"old": 1}, step=5)
