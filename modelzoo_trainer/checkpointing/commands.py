@@ -93,8 +93,8 @@ def _parser(prog: str, extend: Extend | None) -> argparse.ArgumentParser:
     more = "export, convert" if extend is not None else "export"
     parser = argparse.ArgumentParser(
         prog=prog,
-        description=f"List, show, verify, compare, {more}, delete and upload checkpoints. A path "
-        f"may be the URL of an object store, such as s3://bucket/runs/a.",
+        description=f"List, show, verify, compare, {more}, delete and upload checkpoints.\n"
+        f"A path may be the URL of an object store, such as s3://bucket/runs/a.",
         epilog=_epilog(prog, [example for examples in _EXAMPLES.values() for example in examples]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -179,7 +179,7 @@ Components
       steps=20, save_initial_checkpoint=true
       defaults: autoload_last_checkpoint=true, disable_strict_checkpoint_loading=false,
                 checkpoint_root=null, checkpoint_name=checkpoint_{step}, strict_version=true,
-                minutes=null, epochs=null, asynchronous=false
+                minutes=null, epochs=null, asynchronous=false, memory=null
   logging: Logging
       log_steps=1, wsc_log_level={a: INFO}
       defaults: log_level=INFO, enable_act_frequency=false

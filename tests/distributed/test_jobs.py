@@ -15,9 +15,13 @@ from torch.distributed.run import parse_args
 from tests.distributed.launching import ROOT, wait_until
 
 JOBS = ROOT / "docs" / "jobs"
+_ACTIVATION = "source /shared/venv/bin/activate || exit 2\n"
 _DOUBLES = {
     "scontrol": """
-        if [ "$1" = show ]; then echo node7; echo node8; else echo "$@" >> "$PLACE/scontrol"; fi
+        case "$1 $2" in
+            "show hostnames") echo localhost; echo node8 ;;
+            "requeue $SLURM_JOB_ID") echo "$@" >> "$PLACE/scontrol"; kill -KILL $PPID ;;
+        esac
     """,
     "scancel": 'echo "$@" >> "$PLACE/scancel"; kill -TERM "$(cat "$PLACE/torchrun.pid")"',
     "srun": 'shift; exec "$@"',  # --kill-on-bad-exit=1
@@ -45,8 +49,11 @@ def job(tmp_path):
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_NNODES": "2"}
     env = {**os.environ, **slurm, "SLURM_CPUS_PER_TASK": "64", "PLACE": str(tmp_path)}
     env["PATH"] = f"{tmp_path / 'bin'}:{env['PATH']}"
-    process = subprocess.Popen(["bash", str(JOBS / "slurm.sbatch")], env=env, cwd=tmp_path)
-    wait_until((tmp_path / "torchrun.pid").exists)
+    text = (JOBS / "slurm.sbatch").read_text()
+    assert _ACTIVATION in text
+    (tmp_path / "job").write_text(text.replace(_ACTIVATION, ""))
+    process = subprocess.Popen(["bash", "job"], env=env, cwd=tmp_path)
+    wait_until(lambda: (tmp_path / "torchrun.pid").exists() or process.poll() is not None)
     yield process
     (tmp_path / "code").write_text("1")
     process.kill()
@@ -59,7 +66,7 @@ def read(path: Path) -> str:
 
 def test_the_slurm_job_is_queued_again_when_its_time_is_nearly_over(tmp_path, job) -> None:
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 1
+    assert job.wait(30) == -signal.SIGKILL  # by Slurm, which starts it again
     assert read(tmp_path / "scancel") == "--signal=TERM 4711\n"
     assert read(tmp_path / "saved") == "saved\n"  # it has waited for that
     assert read(tmp_path / "scontrol") == "requeue 4711\n"
@@ -83,4 +90,4 @@ def test_the_jobs_start_torchrun_with_options_that_it_has(tmp_path, job) -> None
         assert (options.training_script, options.max_restarts) == ("modelzoo_trainer", 3)
         assert "params.yaml" in " ".join(options.training_script_args)
     options = parse_args(read(tmp_path / "options").split())
-    assert (options.nnodes, options.rdzv_endpoint) == ("2", "node7:24711")
+    assert (options.nnodes, options.rdzv_endpoint) == ("2", "localhost:24711")
