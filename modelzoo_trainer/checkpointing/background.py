@@ -7,7 +7,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -207,7 +207,7 @@ class BackgroundSaver:
             encoded = Encoder(state)
             transaction = CheckpointTransaction(path)
             try:
-                self._start(path, transaction, encoded, plain_step, plain)
+                self._fly(path, lambda: self._started(transaction, encoded, plain_step, plain))
             except BaseException:
                 transaction.discard()
                 raise
@@ -232,8 +232,6 @@ class BackgroundSaver:
 
         Cost: As for `save`, for this rank's part.
         """
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-
         from modelzoo_trainer.checkpointing.distributed import save_sharded
         from modelzoo_trainer.checkpointing.shard_writing import own_tensors, still
 
@@ -242,36 +240,44 @@ class BackgroundSaver:
             plain_step, plain_ones = check_step(step), plain_facts(facts or {})
             kept: Any = still(state)
             tensors = own_tensors(kept)
-            frozen = None if tensors is None else self._freeze(tensors)
-            if frozen is None:
-                if self._stager is None:
-                    plain = StagingOptions(False, False, False, False)  # all options off
-                    self._stager = DefaultStager(plain)
-                kept = self._stager.stage(dict(state))
-            by = frozen.write_file if frozen else write_file
 
-            def write() -> None:
-                with self._around(frozen, tensors or []):
-                    save_sharded(
-                        path,
-                        kept,
-                        step=plain_step,
-                        facts=plain_ones,
-                        process_group=process_group,
-                        by=by,
-                    )
+            def started() -> Callable[[], None]:
+                frozen = None if tensors is None else self._freeze(tensors)
+                copied = kept if frozen else self._staged(kept)
+                by = frozen.write_file if frozen else write_file
 
-            self._fly(path, write)
+                def write() -> None:
+                    with self._around(frozen, tensors or []):
+                        save_sharded(
+                            path,
+                            copied,
+                            step=plain_step,
+                            facts=plain_ones,
+                            process_group=process_group,
+                            by=by,
+                        )
 
-    def _start(
+                return write
+
+            self._fly(path, started)
+
+    def _staged(self, state: Mapping[str, Any]) -> Any:
+        """Return a copy of a state of several ranks."""
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        if self._stager is None:
+            plain = StagingOptions(False, False, False, False)  # all options off
+            self._stager = DefaultStager(plain)
+        return self._stager.stage(dict(state))
+
+    def _started(
         self,
-        path: Path,
         transaction: CheckpointTransaction,
         encoded: Encoder,
         step: int,
         facts: Mapping[str, Any],
-    ) -> None:
-        """Freeze or copy the state, and start writing it."""
+    ) -> Callable[[], None]:
+        """Freeze or copy the state, and return what writes it."""
         given = {
             stem: {name: compact(tensor) for name, tensor in named.items()}
             for stem, named in encoded.tensors.items()
@@ -279,15 +285,17 @@ class BackgroundSaver:
         every = [tensor for named in given.values() for tensor in named.values()]
         frozen = self._freeze(every)
         tensors = given if frozen else self._buffer.copy(given)
-        files = {f"{stem}{SUFFIX}": list(bytes_of(of)) for stem, of in tensors.items()}
-        files[STATE] = [state_json_text(encoded)]
         by = frozen.write_file if frozen else write_file
 
         def write() -> None:
+            files: dict[str, Iterable[bytes | memoryview]] = {
+                f"{stem}{SUFFIX}": bytes_of(of) for stem, of in tensors.items()
+            }
+            files[STATE] = [state_json_text(encoded)]
             with self._around(frozen, every):
                 write_files(transaction, files, step, facts, by)
 
-        self._fly(path, write)
+        return write
 
     def _freeze(self, tensors: list[Tensor]) -> FrozenState | None:
         """Freeze tensors for the other process; None = copy them instead."""
@@ -330,19 +338,29 @@ class BackgroundSaver:
             else:
                 self._buffer, self._stager = HostBuffer(), None  # free their memory
 
-    def _fly(self, path: Path, write: Callable[[], None]) -> None:
+    def _fly(self, path: Path, start: Callable[[], Callable[[], None]]) -> None:
+        """Write in a thread what `start` returns, which freezes or copies the state."""
         flight = _Flight(path=path)
+        writes: list[Callable[[], None]] = []
+        is_ready = threading.Event()
 
         def run() -> None:
+            is_ready.wait()
             try:
-                write()
+                for write in writes:
+                    write()
             except BaseException as error:  # noqa: BLE001  # raised by `collect` or `wait`
                 flight.error = error
 
-        # Not a daemon: the interpreter waits for it before it exits.
+        # Not a daemon: the interpreter waits for it before it exits. Started first: once the state
+        # is being copied, all cores are busy, and the caller would wait for one.
         flight.thread = threading.Thread(target=run, name=f"save {path.name}")
         flight.thread.start()
-        self._flight = flight
+        try:
+            writes.append(start())
+            self._flight = flight
+        finally:
+            is_ready.set()
 
     def collect(self) -> list[Path]:
         """Return the checkpoints committed since the last call of this or `wait`.
