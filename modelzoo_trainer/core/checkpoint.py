@@ -52,7 +52,6 @@ from modelzoo_trainer.errors import (
     is_refusal_of_disk,
 )
 from modelzoo_trainer.interceptors import Interceptable, event
-from modelzoo_trainer.nested_settings import made
 from modelzoo_trainer.shown_path import shown_path
 from modelzoo_trainer.stores.urls import is_url, parse_url
 
@@ -144,6 +143,8 @@ class Checkpoint(CoreCallback, Interceptable):
         self.memory = None
         """The snapshots in memory; None = none are written."""
         if memory is not None:
+            from modelzoo_trainer.nested_settings import made  # imports pydantic, slowly
+
             self.memory = MemorySnapshots(made(MemorySettings, memory, "checkpoint.memory"))
         self.is_in_memory = False
         """Whether the state being collected is for a snapshot in memory, not for a checkpoint."""

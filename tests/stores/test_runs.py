@@ -287,19 +287,3 @@ def test_supervised_run_is_restarted_on_its_store(
     assert (one.folder / "killed").exists()
     assert "autorestart" in out
     assert_equal(stored(s3, url, tmp_path, monkeypatch), whole)
-
-
-def test_hosts_without_a_shared_local_copy_are_refused(
-    machine: Any, s3: S3Server, url: StoreUrl, tmp_path: Path
-) -> None:
-    """Two processes with different home folders, as on two hosts."""
-    both = []
-    for rank in range(2):
-        launch = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-        launch |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29_000 + os.getpid() % 999}
-        environment = {name: str(value) for name, value in launch.items()}
-        both.append(machine(f"host{rank}", **environment).start(str(url)))
-    outs = [process.communicate(timeout=200)[0] for process in both]
-    assert [process.returncode for process in both] == [2, 2], outs
-    assert "object_store.cache_dir" in outs[0]
-    assert "Traceback" not in "".join(outs)
