@@ -288,11 +288,11 @@ class BackgroundSaver:
         by = frozen.write_file if frozen else write_file
 
         def write() -> None:
-            files: dict[str, Iterable[bytes | memoryview]] = {
-                f"{stem}{SUFFIX}": bytes_of(of) for stem, of in tensors.items()
-            }
-            files[STATE] = [state_json_text(encoded)]
-            with self._around(frozen, every):
+            with transaction, self._around(frozen, every):
+                files: dict[str, Iterable[bytes | memoryview]] = {
+                    f"{stem}{SUFFIX}": bytes_of(of) for stem, of in tensors.items()
+                }
+                files[STATE] = [state_json_text(encoded)]
                 write_files(transaction, files, step, facts, by)
 
         return write

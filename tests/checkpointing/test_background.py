@@ -295,3 +295,15 @@ def test_processes_that_are_forked_meanwhile_neither_hang_nor_commit(tmp_path, s
 
 def test_memory_for_copies_from_a_device_is_there_without_one_too():
     assert background._new_memory(10, is_pinned=True).shape == (10,)
+
+
+def test_a_save_that_fails_before_its_first_file_leaves_nothing(tmp_path, monkeypatch) -> None:
+    def fail(encoded: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(background, "state_json_text", fail)
+    saver = BackgroundSaver()
+    saver.save(tmp_path / "checkpoint_1", {"step": 1}, step=1)
+    with pytest.raises(MemoryError):
+        saver.wait()
+    assert list(tmp_path.iterdir()) == []
