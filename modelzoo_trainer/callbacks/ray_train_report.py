@@ -19,7 +19,7 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import Callback, Metrics, StateDict
 from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.stores.mirror import mirror_of
+from modelzoo_trainer.stores.mirror import located
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -163,9 +163,8 @@ def _ray_train() -> Any:
 
 def _place_of(path: Path) -> str:
     """Return the absolute path of a checkpoint, or its URL in an object store."""
-    mirror = mirror_of(path.parent)
-    name = None if mirror is None else mirror.name_of(path)
-    return str(path.absolute()) if mirror is None or name is None else mirror.url_of(name)
+    mirror, name = located(path)
+    return str(path.absolute()) if mirror is None else mirror.url_of(name)
 
 
 def _plain(value: Any) -> Any:

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, SupportsIndex
 
-import xxhash
 from typing_extensions import override
 
 from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.file_writing import write_hashed
 from modelzoo_trainer.checkpointing.load_save import state_json_text, write_files
 from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE, SUFFIX, FileRecord
 from modelzoo_trainer.checkpointing.state_json import Encoder
@@ -35,21 +35,13 @@ def write_in_place(path: Path, chunks: Iterable[bytes | memoryview]) -> FileReco
     Raises:
         OSError: If writing fails, such as for lack of space.
     """
-    digest = xxhash.xxh3_128()
-    size = 0
     fd = disk.open_again(path)
     try:
-        for chunk in chunks:
-            view = memoryview(chunk).cast("B")
-            for begin in range(0, len(view), _PIECE):
-                piece = view[begin : begin + _PIECE]
-                digest.update(piece)
-                disk.write(fd, piece)
-            size += len(view)
-        disk.truncate(fd, size)
+        record = write_hashed(fd, chunks, _PIECE)
+        disk.truncate(fd, record.size_bytes)
     finally:
         disk.close(fd)
-    return FileRecord(size_bytes=size, xxh3_128=digest.hexdigest())
+    return record
 
 
 class SlotTransaction(CheckpointTransaction):

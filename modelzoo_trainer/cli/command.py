@@ -25,7 +25,7 @@ from modelzoo_trainer.cli.plans import (
     overrides,
     shipped_names,
 )
-from modelzoo_trainer.cli.runner import Runner, fail, refuse
+from modelzoo_trainer.cli.runner import Runner, answered, fail, refuse
 from modelzoo_trainer.cli.signals import StopRequests
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.exit_codes import INTERRUPTED
@@ -88,15 +88,7 @@ def _report_runs(words: Sequence[str]) -> int:
     parser = command_parser("report")
     command.add_arguments(parser)
     options = parser.parse_args(words)
-    try:
-        code: int = command.run(options)
-    except ConfigError as error:
-        return refuse(str(error))
-    except OSError as error:
-        return fail(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return code
+    return answered(lambda: command.run(options))
 
 
 def _launch(words: Sequence[str]) -> int:

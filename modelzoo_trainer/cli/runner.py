@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelzoo_trainer.cli.distributed_run import Report, job_requeues, report_alone, was_restarted
 from modelzoo_trainer.cli.signals import Phase, StopRequests
 from modelzoo_trainer.errors import ConfigError, ModelZooError
-from modelzoo_trainer.exit_codes import DONE, FAILED, WRONG_USE, exit_code
+from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE, exit_code
 from modelzoo_trainer.stderr import say
 
 if TYPE_CHECKING:
@@ -208,6 +208,18 @@ def _report_compilations(trainer: Any, seconds: float) -> None:
         say(f"No graphs to compile on device {trainer.backend.device}.")
     else:
         say(f"Compiled graphs: {num} ({seconds:.1f} s, including the first steps).")
+
+
+def answered(act: Callable[[], int]) -> int:
+    """Return the exit code of what a command does; errors and Ctrl-C end it with a message."""
+    try:
+        return act()
+    except ConfigError as error:
+        return refuse(str(error))
+    except OSError as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def refuse(message: str) -> int:

@@ -15,7 +15,7 @@ from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.results import RunResult, count_parameters
 from modelzoo_trainer.results_log import number
 from modelzoo_trainer.shown_path import shown_path
-from modelzoo_trainer.stores.mirror import mirror_of
+from modelzoo_trainer.stores.mirror import located
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -227,8 +227,7 @@ def _paths(result: RunResult) -> str:
 
 def _place_of(folder: str | Path) -> str:
     """Return a folder as messages show it; for the local copy of an object store, both."""
-    mirror = mirror_of(folder)
-    name = None if mirror is None else mirror.name_of(Path(folder))
-    if mirror is None or name is None:
+    mirror, name = located(folder)
+    if mirror is None:
         return shown_path(folder)
     return f"{mirror.url_of(name)} (local copy: {shown_path(folder)})"

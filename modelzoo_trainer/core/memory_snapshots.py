@@ -21,6 +21,7 @@ from modelzoo_trainer.checkpointing.slots import is_in_memory, save_in_place
 from modelzoo_trainer.constraints import PositiveInt
 from modelzoo_trainer.core.checkpoint_writer import least_bytes
 from modelzoo_trainer.errors import CheckpointError, ConfigError, is_refusal_of_disk
+from modelzoo_trainer.stores.record import write_atomically
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -279,8 +280,8 @@ def _identity(path: Path) -> list[Any] | None:
         manifest = checkpointing.read_manifest(path)
     except CheckpointError:
         return None
-    digests = json.dumps({name: one.xxh3_128 for name, one in manifest.files.items()})
-    text = json.dumps([manifest.step, sorted(json.loads(digests).items())])
+    digests = sorted((name, one.xxh3_128) for name, one in manifest.files.items())
+    text = json.dumps([manifest.step, digests])
     return [path.name, xxhash.xxh3_128_hexdigest(text.encode("ascii"))]
 
 
@@ -301,9 +302,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    fresh = file.with_name(f"{file.name}.new")
-    fresh.write_text(json.dumps(content), encoding="utf-8")
-    fresh.rename(file)
+    write_atomically(file, json.dumps(content).encode())
 
 
 def _remove(path: Path) -> None:

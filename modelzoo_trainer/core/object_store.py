@@ -25,12 +25,13 @@ from modelzoo_trainer.stores.mirror import (
     MANIFEST,
     Mirror,
     attempt_of,
+    files_of,
+    located,
     mirror_of,
     open_mirror,
     resolve,
 )
 from modelzoo_trainer.stores.pulling import fetch, pull
-from modelzoo_trainer.stores.pushing import files_of
 from modelzoo_trainer.stores.session import Session, Times
 from modelzoo_trainer.stores.urls import StoreUrl, is_url, parse_url
 
@@ -212,8 +213,7 @@ class ObjectStore(CoreCallback):
             StoreError: On all processes, if the store does not answer, or a disk fails.
         """
         comm = trainer.backend.comm
-        mirror = mirror_of(path)
-        name = None if mirror is None else mirror.name_of(path)
+        mirror, name = located(path)
         is_needed = (
             mirror is not None and bool(name) and (mirror.is_split or mirror not in self._mirrors)
         )
@@ -237,8 +237,7 @@ class ObjectStore(CoreCallback):
             CheckpointError: If it cannot be.
             StoreError: If the store does not answer.
         """
-        mirror = mirror_of(path)
-        name = None if mirror is None else mirror.name_of(path)
+        mirror, name = located(path)
         if mirror is None or not mirror.is_split or not name or not (path / MANIFEST).is_file():
             return
         for session in self._sessions:

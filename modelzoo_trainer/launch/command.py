@@ -17,9 +17,9 @@ from typing import Final
 
 from modelzoo_trainer.cli.parser import command_parser, parse_run
 from modelzoo_trainer.cli.plans import check_run
-from modelzoo_trainer.cli.runner import fail, refuse
+from modelzoo_trainer.cli.runner import answered
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.exit_codes import DONE, INTERRUPTED
+from modelzoo_trainer.exit_codes import DONE
 from modelzoo_trainer.launch.jobs import FILES, Job, active_environment, local_command
 from modelzoo_trainer.stderr import say
 
@@ -50,20 +50,17 @@ _CPUS: Final = {"local": 1, "slurm": 8, "ray": 1, "kubernetes": 8, "skypilot": 8
 def main(words: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     options, rest = make_parser().parse_known_args(words)
-    try:
-        job = make_job(options, rest)
-        if options.on == "local":
-            command = local_command(job)
-            return _print(shlex.join(command)) if options.dry_run else _become(command)
-        name, make = FILES[options.on, options.through or _variant(options.on)]
-        text = make(job)
-        return _print(text) if options.dry_run else _submit(options.on, name, text)
-    except ConfigError as error:
-        return refuse(str(error))
-    except OSError as error:
-        return fail(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return answered(lambda: _launch(options, rest))
+
+
+def _launch(options: argparse.Namespace, words: Sequence[str]) -> int:
+    job = make_job(options, words)
+    if options.on == "local":
+        command = local_command(job)
+        return _print(shlex.join(command)) if options.dry_run else _become(command)
+    name, make = FILES[options.on, options.through or _variant(options.on)]
+    text = make(job)
+    return _print(text) if options.dry_run else _submit(options.on, name, text)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -17,7 +17,14 @@ from typing import Final
 
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.stores.cache import bound
-from modelzoo_trainer.stores.mirror import MANIFEST, NUM_DIGITS, Mirror, attempt_of, mirror_of
+from modelzoo_trainer.stores.mirror import (
+    MANIFEST,
+    NUM_DIGITS,
+    Mirror,
+    attempt_of,
+    located,
+    mirror_of,
+)
 from modelzoo_trainer.stores.pulling import fetch, make_stub
 from modelzoo_trainer.stores.reading import FileRecord, alone
 from modelzoo_trainer.stores.record import Record
@@ -33,8 +40,8 @@ def lies_apart(path: Path) -> bool:
 
 def attempt_for(path: Path) -> str:
     """Return a new name of an attempt if processes upload files of a checkpoint; else ""."""
-    mirror = mirror_of(path)
-    if mirror is None or not mirror.is_split or not mirror.name_of(path):
+    mirror, name = located(path)
+    if mirror is None or not mirror.is_split or not name:
         return ""
     return secrets.token_hex(NUM_DIGITS // 2)
 

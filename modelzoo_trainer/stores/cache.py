@@ -9,8 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from modelzoo_trainer.stores.mirror import MANIFEST, Mirror, attempt_of, checkpoints_in
-from modelzoo_trainer.stores.pushing import files_of
+from modelzoo_trainer.stores.mirror import (
+    MANIFEST,
+    Mirror,
+    attempt_of,
+    checkpoints_in,
+    files_of,
+)
 from modelzoo_trainer.stores.record import Record
 
 log = logging.getLogger("modelzoo_trainer.stores")

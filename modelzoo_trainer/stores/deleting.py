@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelzoo_trainer.stores.mirror import MANIFEST, attempt_of, mirror_of
+from modelzoo_trainer.stores.mirror import MANIFEST, attempt_of, located
 from modelzoo_trainer.stores.record import note_deleted
 
 
@@ -16,7 +16,6 @@ def forget(path: Path) -> None:
     Raises:
         OSError: If it cannot be noted.
     """
-    mirror = mirror_of(path)
-    name = None if mirror is None else mirror.name_of(path)
+    mirror, name = located(path)
     if mirror is not None and name and (path / MANIFEST).is_file():
         note_deleted(mirror.folder, name, attempt_of((path / MANIFEST).read_bytes()))

@@ -139,6 +139,24 @@ def attempt_of(manifest: bytes) -> str:
     return declared_attempt(manifest) or hashlib.sha256(manifest).hexdigest()[:NUM_DIGITS]
 
 
+def files_of(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the size and digest of each file that a manifest lists.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is not a manifest.
+    """
+    try:
+        files = json.loads((path / MANIFEST).read_bytes())["files"]
+        return {
+            str(name): {"size_bytes": int(one["size_bytes"]), "xxh3_128": str(one["xxh3_128"])}
+            for name, one in files.items()
+            if "/" not in name
+        }
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{str(path / MANIFEST)!r} is not a manifest ({error})") from None
+
+
 def open_mirror(
     url: StoreUrl,
     *,
@@ -203,6 +221,13 @@ def mirror_of(path: str | Path) -> Mirror | None:
                 known = _OPEN[str(real)] = _bound(real, binding)
         return known
     return None
+
+
+def located(path: str | Path) -> tuple[Mirror | None, str]:
+    """Return the mirror that a path is in, None if it has no name in a store, and that name."""
+    mirror = mirror_of(path)
+    name = None if mirror is None else mirror.name_of(Path(path))
+    return (None, "") if name is None else (mirror, name)
 
 
 def _bound(path: Path, binding: Path) -> Mirror:

@@ -25,6 +25,7 @@ from modelzoo_trainer.stores.mirror import (
     attempt_of,
     checkpoints_in,
     declared_attempt,
+    files_of,
 )
 from modelzoo_trainer.stores.reading import is_in_mirror
 from modelzoo_trainer.stores.record import Record, SentFile, deletions, write_atomically
@@ -88,8 +89,6 @@ def pull(
 
 def _is_rest_there(mirror: Mirror, name: str, listing: Listing) -> bool:
     """Return whether a checkpoint was saved here, and its missing files uploaded by other hosts."""
-    from modelzoo_trainer.stores.pushing import files_of
-
     path = mirror.path / name
     try:
         attempt = declared_attempt((path / MANIFEST).read_bytes())
@@ -106,7 +105,7 @@ def _is_rest_there(mirror: Mirror, name: str, listing: Listing) -> bool:
 
 
 def _keep_or_set_aside(mirror: Mirror, name: str, record: Record, news: list[str]) -> None:
-    """Decide what becomes of a checkpoint that is here but not in the listing of the store."""
+    """Keep a checkpoint that the listing of the store lacks, set it aside, or remove it."""
     was_there = name in record.checkpoints
     if was_there and _manifest(mirror, name) is not None:
         return  # a listing that lags
@@ -208,8 +207,6 @@ def make_stub(
 
 def lacks_files(path: Path) -> bool:
     """Return whether files of a checkpoint are missing, so that it is (or was) in the store."""
-    from modelzoo_trainer.stores.pushing import files_of
-
     try:
         return any(not (path / name).exists() for name in files_of(path))
     except (OSError, ValueError):  # no checkpoint of ours

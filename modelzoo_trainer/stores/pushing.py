@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -27,6 +26,7 @@ from modelzoo_trainer.stores.mirror import (
     attempt_of,
     checkpoints_in,
     declared_attempt,
+    files_of,
     plain_files_in,
 )
 from modelzoo_trainer.stores.record import Deletion, Record, SentFile, deletions
@@ -439,24 +439,6 @@ def _order(name: str) -> tuple[str, bool, str]:
 def _kind(name: str) -> str:
     """Return what checkpoints that are written and deleted together have in common."""
     return re.sub(r"\d+", "", name)
-
-
-def files_of(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the size and digest of each file that a manifest lists.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is not a manifest.
-    """
-    try:
-        files = json.loads((path / MANIFEST).read_bytes())["files"]
-        return {
-            str(name): {"size_bytes": int(one["size_bytes"]), "xxh3_128": str(one["xxh3_128"])}
-            for name, one in files.items()
-            if "/" not in name
-        }
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{str(path / MANIFEST)!r} is not a manifest ({error})") from None
 
 
 def _written(path: Path) -> int:

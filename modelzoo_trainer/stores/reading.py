@@ -14,7 +14,8 @@ from typing import Final, Protocol
 from urllib.parse import quote
 
 from modelzoo_trainer.errors import CheckpointError, DamagedObject, NoSuchObject, StoreError
-from modelzoo_trainer.stores.mirror import MANIFEST, Mirror, attempt_of, mirror_of
+from modelzoo_trainer.stores.cache import make_room
+from modelzoo_trainer.stores.mirror import MANIFEST, Mirror, attempt_of, located
 
 log = logging.getLogger("modelzoo_trainer.stores")
 
@@ -36,8 +37,7 @@ class FileRecord(Protocol):
 
 def is_in_mirror(path: Path) -> bool:
     """Return whether missing files of a checkpoint may be in an object store."""
-    mirror = mirror_of(path)
-    return mirror is not None and bool(mirror.name_of(path))
+    return bool(located(path)[1])
 
 
 def complete(path: Path, files: Mapping[str, FileRecord]) -> None:
@@ -55,8 +55,7 @@ def complete(path: Path, files: Mapping[str, FileRecord]) -> None:
     """
     if all((path / name).exists() for name in files):
         return
-    mirror = mirror_of(path)
-    name = None if mirror is None else mirror.name_of(path)
+    mirror, name = located(path)
     if mirror is None or not name:
         return
     with alone(mirror, name):
@@ -92,7 +91,7 @@ def _fetch(mirror: Mirror, name: str, target: Path, record: FileRecord) -> None:
         fresh.replace(target)
     except NoSuchObject as error:
         raise CheckpointError(
-            f"Checkpoint {mirror.url_of(name.split('/')[0])!r} is not complete: {error} Use "
+            f"Checkpoint {mirror.url_of(name.rsplit('/', 2)[0])!r} is not complete: {error} Use "
             f"another checkpoint."
         ) from error
     except DamagedObject as error:
@@ -115,8 +114,6 @@ def _check_space(mirror: Mirror, path: Path, num_bytes: int) -> None:
     Raises:
         StoreError: If there is too little space even then.
     """
-    from modelzoo_trainer.stores.cache import make_room
-
     if not make_room(mirror, num_bytes, keep=path):
         raise _no_space(mirror, f"{num_bytes / 1e9:.2f} GB are needed")
 
