@@ -15,18 +15,18 @@ Value: TypeAlias = "str | Sequence[str]"
 
 _PLACEHOLDER: Final = re.compile(r"@([A-Z][A-Z_]*)@")
 _ALONE: Final = re.compile(r"^([ \t]*)@([A-Z][A-Z_]*)@[ \t]*\n", re.MULTILINE)
-_TEMPLATES: Final = "templates"
+_TEMPLATES: Final = "modelzoo_trainer.launch.templates"
 
 
 def template_names() -> list[str]:
     """Return the names of the shipped templates."""
-    folder = files("modelzoo_trainer.launch") / _TEMPLATES
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    entries = (entry for entry in files(_TEMPLATES).iterdir() if entry.is_file())
+    return sorted(entry.name for entry in entries if not entry.name.endswith(".py"))
 
 
 def read_template(name: str) -> str:
     """Return the text of a shipped template."""
-    return (files("modelzoo_trainer.launch") / _TEMPLATES / name).read_text(encoding="utf-8")
+    return (files(_TEMPLATES) / name).read_text(encoding="utf-8")
 
 
 def render(template: str, values: Mapping[str, Value]) -> str:

@@ -1,0 +1,1 @@
+"""The templates of job files, which `launch.render` fills."""
