@@ -123,17 +123,46 @@ def protect(descriptor: int, ranges: Iterable[Range]) -> None:
 
 
 def split(ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
-    """Return disjoint ranges of whole pages that are worth protecting, and the rest."""
-    pages, rest = [], []
-    for begin, length in merged(ranges):
+    """Return disjoint ranges of whole pages that are worth protecting, and the rest.
+
+    A page between two tensors, which has the end of one and the start of the other, is protected
+    with them, and so is what else it holds: to leave it out would split a huge page.
+    """
+    known = merged(ranges)
+    pages = []
+    for begin, length in _joined(known):
+        first, last = -(-begin // PAGE) * PAGE, (begin + length) // PAGE * PAGE
+        if last - first >= LEAST_PROTECTED:
+            pages.append((first, last - first))
+    return pages, _without(known, pages)
+
+
+def _joined(ranges: list[Range]) -> list[Range]:
+    """Return disjoint, sorted ranges, as one where no whole page lies between them."""
+    found: list[Range] = []
+    for begin, length in ranges:
+        if found and begin // PAGE <= -(-sum(found[-1]) // PAGE):
+            found[-1] = found[-1][0], begin + length - found[-1][0]
+        else:
+            found.append((begin, length))
+    return found
+
+
+def _without(ranges: list[Range], pages: list[Range]) -> list[Range]:
+    """Return what of disjoint, sorted ranges is not in others of that kind."""
+    rest = []
+    ends = [sum(page) for page in pages]
+    for begin, length in ranges:
         end = begin + length
-        first, last = -(-begin // PAGE) * PAGE, end // PAGE * PAGE
-        if last - first < LEAST_PROTECTED:
-            rest.append((begin, length))
-            continue
-        pages.append((first, last - first))
-        rest += [(a, b - a) for a, b in ((begin, first), (last, end)) if b > a]
-    return pages, rest
+        for first, size in pages[bisect(ends, begin) :]:
+            if begin >= end or first >= end:
+                break
+            if begin < first:
+                rest.append((begin, first - begin))
+            begin = first + size
+        if begin < end:
+            rest.append((begin, end - begin))
+    return rest
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:

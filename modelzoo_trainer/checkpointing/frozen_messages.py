@@ -7,6 +7,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
+BEGIN: Final = b"+"  # for the guard: memory is being protected
+END: Final = b"-"  # all of it is released; from the guard: it has ended the process that writes
+
 _LENGTH: Final = 8  # bytes
 
 

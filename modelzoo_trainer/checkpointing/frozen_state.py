@@ -30,21 +30,23 @@ from modelzoo_trainer.checkpointing.frozen_memory import (
     split,
     use_huge_pages,
 )
-from modelzoo_trainer.checkpointing.frozen_messages import receive, send
+from modelzoo_trainer.checkpointing.frozen_messages import BEGIN, END, receive, send
 from modelzoo_trainer.checkpointing.manifest import FileRecord
 
 _MODULE: Final = "modelzoo_trainer.checkpointing.frozen_writer"
 _PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv[3:]; "
-    f"from {_MODULE} import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys; sys.path[:] = sys.argv[6:]; "
+    f"from {_MODULE} import serve; serve(*map(int, sys.argv[1:5]), limit_s=float(sys.argv[5]))"
 )
 _START_S: Final = 60.0
-_COPY_S: Final = 60.0  # without an answer; a copy of 100 GiB takes about 20 s
+_COPY_S: Final = 60.0  # a copy of 100 GiB takes about 20 s
 _END_S: Final = 5.0
 
 
 class WriterProcess:
     """The process that writes; it lives until `close`, or until this process is gone.
+
+    It is ended, too, if it does not copy a state within a minute.
 
     Raises:
         OSError: If it cannot be started, or may not read the memory of this process.
@@ -52,23 +54,25 @@ class WriterProcess:
 
     def __init__(self) -> None:
         own, other = socket.socketpair()
-        with own, other:
+        guard, self._guarded = socket.socketpair()
+        with own, other, guard:
             self._channel = own.dup()
-            self._channel.settimeout(_START_S)
-            arguments = [str(other.fileno()), str(os.getpid()), *sys.path]
+            passed = other.fileno(), guard.fileno(), self._guarded.fileno()
+            arguments = [*map(str, passed), str(os.getpid()), str(_COPY_S), *sys.path]
             # A session of its own: signals to the run's processes do not end it.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(other.fileno(),),
+                pass_fds=passed,
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        self.close = weakref.finalize(self, _end, self._channel, self._process, os.getpid())
+        channels = self._channel, self._guarded
+        self.close = weakref.finalize(self, _end, channels, self._process, os.getpid())
         self._checked: list[Range] = []
         probe = ctypes.c_char(b"x")
         try:
-            self.ask({"try": ctypes.addressof(probe)})
+            self.ask({"try": ctypes.addressof(probe)}, _START_S)
         except BaseException:
             self.close()
             raise
@@ -96,6 +100,7 @@ class WriterProcess:
         try:
             fault = register(pages)
             try:
+                self._guarded.sendall(BEGIN)
                 send(self._channel, {"serve": pages, "copied": rest}, (fault, shared))
                 protect(fault, pages)
             finally:
@@ -126,8 +131,14 @@ class WriterProcess:
         found: dict[str, Any] = answer
         return found
 
+    def _is_ended_by_guard(self) -> bool:
+        with suppress(OSError):
+            return self._guarded.recv(1, socket.MSG_DONTWAIT) == END
+        return False
+
     def _end(self, *, hangs: bool) -> str:
         """End the process, and return how it ended."""
+        hangs = hangs or self._is_ended_by_guard()
         self.close()
         code = self._process.returncode
         if hangs:
@@ -155,7 +166,7 @@ class FrozenState:
             OSError: If it cannot.
         """
         if self._tensors is not None:
-            self._process.ask(None, _COPY_S)
+            self._process.ask(None)
             self._tensors = None
 
     def write_file(self, path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
@@ -220,9 +231,10 @@ def _is_own(tensor: Tensor) -> bool:
     return is_plain and not (tensor.is_pinned() or tensor.is_shared())  # type: ignore[no-untyped-call]  # torch's
 
 
-def _end(channel: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
-    """Close the channel, whereupon the process ends; called once."""
-    channel.close()
+def _end(channels: Iterable[socket.socket], process: subprocess.Popen[bytes], owner: int) -> None:
+    """Close the channels, whereupon the process ends; called once."""
+    for channel in channels:
+        channel.close()
     if os.getpid() != owner:  # a forked copy of this object
         process.returncode = 0
         return

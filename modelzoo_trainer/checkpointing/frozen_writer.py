@@ -1,7 +1,8 @@
 """The process that copies the memory of a run and writes it to files. Imports no torch.
 
 It copies protected memory page by page, those first that the run wants to write to, and gives each
-back at once. It ends when the run closes the channel or is gone.
+back at once. It ends when the run closes the channel or is gone. A second process, its guard, ends
+it if a copy takes too long: every thread of the run may be waiting for it, so none of them can.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import struct
 import threading
 import time
 from bisect import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from select import select
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.checkpointing.file_writing import write_file
 from modelzoo_trainer.checkpointing.frozen_memory import HUGE, PROTECT
-from modelzoo_trainer.checkpointing.frozen_messages import receive, send
+from modelzoo_trainer.checkpointing.frozen_messages import BEGIN, END, receive, send
 
 _STRIDE: Final = 2 * HUGE  # bytes copied and given back at a time
 _MESSAGE: Final = 32  # bytes, of userfaultfd; the address is at 16
@@ -177,8 +178,42 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
+def _start_guard(guard: int, held: Iterable[int], limit_s: float) -> None:
+    """Start the process that ends this one if END does not follow BEGIN in time.
+
+    `guard`: where it reads them; `held`: descriptors that it must not have.
+    """
+    writer = os.pidfd_open(os.getpid())
+    if os.fork() == 0:
+        try:
+            os.setsid()
+            for descriptor in held:
+                os.close(descriptor)
+            _guard(guard, writer, limit_s)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.close(guard)
+
+
+def _guard(guard: int, writer: int, limit_s: float) -> None:
+    message = END
+    while True:
+        ready, _, _ = select([guard, writer], [], [], limit_s if message == BEGIN else None)
+        if not ready:
+            os.write(guard, END)  # for the run: why it ended
+            signal.pidfd_send_signal(writer, signal.SIGKILL)
+        if guard not in ready or writer in ready:
+            return
+        message = os.read(guard, 1)
+
+
 def _answer(
-    copier: Copier, channel: socket.socket, message: dict[str, Any], descriptors: list[int]
+    copier: Copier,
+    channel: socket.socket,
+    guarded: int,
+    message: dict[str, Any],
+    descriptors: list[int],
 ) -> dict[str, Any]:
     try:
         if "write" in message:
@@ -197,17 +232,29 @@ def _answer(
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+        if descriptors:
+            with suppress(OSError):  # the guard is gone
+                os.write(guarded, END)
     return {}
 
 
-def serve(descriptor: int, parent: int) -> None:
-    """Answer messages until the channel is closed."""
+def serve(descriptor: int, guard: int, guarded: int, parent: int, limit_s: float) -> None:
+    """Answer messages until the channel is closed.
+
+    Args:
+        descriptor: The channel, a socket.
+        guard: Where the guard reads, a socket.
+        guarded: Its other end, which the run has, too.
+        parent: The run's process.
+        limit_s: The time for a copy, in seconds.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # a stop waits for the save under way
+    _start_guard(guard, (descriptor, guarded), limit_s)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     channel = socket.socket(fileno=descriptor)
     copier = Copier(parent)
     with suppress(EOFError, ConnectionError):
         while True:
-            send(channel, _answer(copier, channel, *receive(channel, 2)))
+            send(channel, _answer(copier, channel, guarded, *receive(channel, 2)))
     os._exit(0)

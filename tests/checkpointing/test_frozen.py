@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +44,32 @@ def make_state(value=0.0, mib=4, num=3):
     }
 
 
+def make_lone_state(mib=4, num=3):
+    """Return a state that shares no page with memory that Python needs."""
+    memory = mmap.mmap(-1, (num + 1) * mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    every = torch.frombuffer(memory, dtype=torch.float32)[16:]
+    parts = every[: num * mib * MIB // 4].chunk(num)
+    return {"model": {str(idx): part.fill_(idx) for idx, part in enumerate(parts)}, "list": [0.0]}
+
+
 def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def guard_of(process):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return int(children)
+
+
+def ends(pid):
+    """Whether a process ends within a minute."""
+    end = time.monotonic() + 60
+    while is_running(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not is_running(pid)
 
 
 @pytest.fixture
@@ -233,7 +255,7 @@ def test_an_error_of_the_disk_is_reported_and_the_next_save_works(tmp_path, save
 def test_a_process_that_is_killed_fails_its_save_and_the_next_is_written_by_a_thread(
     tmp_path, saver, stage
 ):
-    state = make_state(mib=16)
+    state = make_lone_state(mib=16)
     process = start(saver, tmp_path, state)
     if stage == "copying":
         os.kill(process.pid, signal.SIGSTOP)
@@ -267,17 +289,59 @@ def test_a_process_that_is_killed_fails_its_save_and_the_next_is_written_by_a_th
 
 
 @needs_protection
-def test_a_process_that_hangs_is_ended(tmp_path, saver, monkeypatch):
+@pytest.mark.parametrize("holds_lock", [False, True])
+def test_a_process_that_hangs_is_ended(tmp_path, saver, monkeypatch, holds_lock):
+    """Also while no other thread of the run can do anything."""
     monkeypatch.setattr("modelzoo_trainer.checkpointing.frozen_state._COPY_S", 0.3)
-    monkeypatch.setattr("modelzoo_trainer.checkpointing.frozen_state._END_S", 0.1)
-    state = make_state()
+    state = make_lone_state()
     process = start(saver, tmp_path, state)
+    guard = guard_of(process)
+    weights = state["model"]["0"]
     os.kill(process.pid, signal.SIGSTOP)
     saver.save(tmp_path / "c_1", state, step=1)
-    state["model"]["0"].add_(1)  # waits until it is ended
+    write = (ctypes.PyDLL if holds_lock else ctypes.CDLL)(None).memset
+    write(ctypes.c_void_p(weights.data_ptr()), 0, ctypes.c_size_t(weights.nbytes))
     with pytest.raises(CheckpointError, match="did not answer"):
         saver.wait()
     assert not is_running(process.pid)
+    assert ends(guard)
+    saver.save(tmp_path / "c_2", state, step=2)
+    assert saver.wait() == [tmp_path / "c_2"]
+
+
+@needs_protection
+def test_without_its_guard_the_process_is_given_up(tmp_path, saver):
+    state = make_state()
+    process = start(saver, tmp_path, state)
+    guard = guard_of(process)
+    os.kill(guard, signal.SIGKILL)
+    assert ends(guard)
+    saver.save(tmp_path / "c_1", state, step=1)
+    assert saver.wait() == [tmp_path / "c_1"]
+    assert saver._process is None
+    assert not is_running(process.pid)
+
+
+@needs_protection
+def test_a_guard_outlives_slow_writing_and_ends_with_its_process(tmp_path, saver, monkeypatch):
+    monkeypatch.setattr("modelzoo_trainer.checkpointing.frozen_state._COPY_S", 0.3)
+    state = make_state()
+    process = start(saver, tmp_path, state)
+    guard = guard_of(process)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(guard, number)
+    real = process.ask
+
+    def ask(message, limit_s=None):
+        time.sleep(1 if message else 0)
+        return real(message, limit_s)
+
+    process.ask = ask
+    saver.save(tmp_path / "c_1", state, step=1)
+    assert saver.wait() == [tmp_path / "c_1"]
+    assert is_running(guard)
+    process.close()
+    assert ends(guard)
 
 
 @needs_protection
@@ -319,7 +383,7 @@ def test_the_process_holds_no_file_of_the_run_and_no_torch(tmp_path, saver):
 @needs_protection
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_processes_that_are_forked_meanwhile_can_write_to_the_state(tmp_path, saver):
-    state = make_state()
+    state = make_lone_state()
     process = start(saver, tmp_path, state)
     os.kill(process.pid, signal.SIGSTOP)
     saver.save(tmp_path / "c_1", state, step=1)
@@ -372,6 +436,16 @@ def test_ranges_are_merged_and_split_at_whole_pages():
     pages, rest = split([(PAGE + 16, big), (PAGE + 100, 50), (10 * big, 100)])
     assert pages == [(2 * PAGE, big - PAGE)]
     assert rest == [(PAGE + 16, PAGE - 16), (PAGE + big, 16), (10 * big, 100)]
+
+
+def test_tensors_without_a_whole_page_between_them_are_protected_together():
+    big = 1 << 20
+    ranges = [(64, big), (big + PAGE + 64, big), (2 * (big + PAGE) + 64, 100)]
+    pages, rest = split(ranges)
+    assert pages == [(PAGE, 2 * big + PAGE)]
+    assert rest == [(64, PAGE - 64), (2 * (big + PAGE) + 64, 100)]
+    apart = [(64, big), (big + 2 * PAGE, big)]
+    assert split(apart)[0] == [(PAGE, big - PAGE), (big + 2 * PAGE, big)]
 
 
 @needs_protection

@@ -14,7 +14,7 @@ import pytest
 # Imports the modules named on the command line and prints what is different from before.
 WATCH = """
 import importlib, json, logging, os, random, signal, sys, threading, warnings
-import numpy, torch
+import numpy, torch, torch._dynamo  # the compiler of torch sets environment variables
 
 def state():
     return {
