@@ -78,11 +78,16 @@ class WriterProcess:
             raise
 
     def prepare(self, tensors: Iterable[Tensor]) -> None:
-        """Check memory that will be frozen, and make freezing it faster; once."""
+        """Check memory that will be frozen, and make freezing it faster; once.
+
+        Raises:
+            OSError: If the process has no memory for a copy.
+        """
         pages, _ = split(map(_range, tensors))
         if pages != self._checked:
             self._checked = pages if are_private(pages) else []
             use_huge_pages(self._checked)
+            self.ask({"room": sum(length for _, length in self._checked)})
 
     def freeze(self, tensors: Iterable[Tensor]) -> FrozenState | None:
         """Freeze tensors until they are copied; None = their memory was not checked by `prepare`.

@@ -29,6 +29,7 @@ from modelzoo_trainer.checkpointing.frozen_messages import BEGIN, END, receive, 
 _STRIDE: Final = 2 * HUGE  # bytes copied and given back at a time
 _MESSAGE: Final = 32  # bytes, of userfaultfd; the address is at 16
 _POLL_S: Final = 0.1
+_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 
 
 class _Iovec(ctypes.Structure):
@@ -95,6 +96,13 @@ class Copier:
                 self._places.append((address, length, content[at : at + length]))
                 at += length
         self._places.sort(key=lambda place: place[:2])
+
+    def make_room(self, num_bytes: int) -> None:
+        """Have memory for copies ready; the first copy would wait for it otherwise."""
+        self._room_for(num_bytes)
+        assert self._memory is not None
+        with suppress(OSError):
+            self._memory.madvise(_MADV_POPULATE_WRITE)
 
     def _room_for(self, num_bytes: int) -> memoryview:
         fits = self._memory is not None and num_bytes <= len(self._memory) <= 2 * num_bytes
@@ -219,7 +227,9 @@ def _answer(
         if "write" in message:
             record = write_file(Path(message["write"]), copier.chunks(message["pieces"]))
             return {"size": record.size_bytes, "digest": record.xxh3_128}
-        if "try" in message:
+        if "room" in message:
+            copier.make_room(message["room"])
+        elif "try" in message:
             copier.read(message["try"], memoryview(bytearray(1)))
         else:
             fault, shared = descriptors
