@@ -18,7 +18,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("ray"),
     pytest.mark.skipif(
         find_spec("ray") is None or find_spec("pandas") is None, reason="needs ray[train]"
     ),

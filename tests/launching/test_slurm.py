@@ -21,7 +21,6 @@ from tests.launching.cluster import Slurm, SlurmJob, missing_programs, wait_unti
 MISSING: Final = missing_programs()
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif(
         bool(MISSING), reason=f"needs Slurm (slurm-wlm, munge): no {', '.join(MISSING)}"
     ),
