@@ -101,15 +101,12 @@ def _convert_config(words: Sequence[str]) -> int:
     from modelzoo_trainer.config.foreign.command import parser, run
 
     options = parser(f"{PROG} config").parse_args(words)
-    try:
+
+    def convert() -> int:
         code, text = run(options)
-    except ConfigError as error:
-        return refuse(str(error))
-    except OSError as error:
-        return fail(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return (inspecting.output(text) if text is not None else 0) or code
+        return (inspecting.output(text) if text is not None else 0) or code
+
+    return answered(convert)
 
 
 def _preprocess(words: Sequence[str]) -> int:
