@@ -266,7 +266,12 @@ def join() -> World | None:
     if dist.is_available() and dist.is_initialized():
         return _install(_adopted())
     launch = read_launch()
-    return None if launch is None else _install(_started(launch))
+    if launch is None:
+        return None
+    try:
+        return _install(_started(launch))
+    except dist.DistError as error:  # the launcher, or the process that hosts a store, has ended
+        raise _cannot_connect(launch, error) from None
 
 
 def joined() -> World | None:
@@ -323,12 +328,16 @@ def _started(launch: Launch) -> World:
             world_size=launch.world_size,
             timeout=timedelta(seconds=STARTUP_TIMEOUT_S),
         )
+        return World(launch, store, is_own=True)
     except (RuntimeError, ValueError) as error:
-        raise BackendError(
-            f"Process {launch.rank} of {launch.world_size} cannot connect to the others: {error}. "
-            f"Check MASTER_ADDR, MASTER_PORT and the firewall."
-        ) from None
-    return World(launch, store, is_own=True)
+        raise _cannot_connect(launch, error) from None
+
+
+def _cannot_connect(launch: Launch, error: Exception) -> BackendError:
+    return BackendError(
+        f"Process {launch.rank} of {launch.world_size} cannot connect to the others: {error}. "
+        f"Check whether one of them has ended, MASTER_ADDR, MASTER_PORT and the firewall."
+    )
 
 
 def _describe(error: BaseException) -> tuple[str, int]:

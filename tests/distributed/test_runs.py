@@ -10,10 +10,12 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backends.coordination import rendezvous
+from backends.coordination.world import World
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.core.run_lock import FolderLock
 from tests.distributed.launching import (
@@ -187,6 +189,32 @@ def test_a_port_in_use_is_told(tmp_path) -> None:
             said = [workers.said_by(rank) for rank in range(2)]
     assert said[0].startswith(f"Port {port} (MASTER_PORT) is in use on this host")
     assert said[1].startswith(f"Port {port} of 127.0.0.1 is in use by another program")
+    assert nothing_was_written(tmp_path / "run")
+
+
+def _end_the_first_before_its_groups() -> None:
+    new_group = World.new_group
+
+    def wait_and_end(self: World) -> None:
+        self._store.wait(["is connected"])
+        os._exit(7)
+
+    def tell(self: World) -> Any:
+        self._store.set("is connected", "yes")
+        return new_group(self)
+
+    is_first = os.environ["RANK"] == "0"
+    World.new_group = wait_and_end if is_first else tell  # type: ignore[assignment]
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_while_all_meet_is_told_in_a_line(tmp_path) -> None:
+    words = command(tmp_path / "run")
+    with Workers(tmp_path / "w", words, prepare=_end_the_first_before_its_groups) as workers:
+        assert workers.codes(GONE_S) == [7, WRONG_USE]
+        said = workers.said_by(1)
+    assert said.startswith("Process 1 of 2 cannot connect to the others: "), said
+    assert said.count("\n") == 1
     assert nothing_was_written(tmp_path / "run")
 
 
