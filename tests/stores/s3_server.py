@@ -55,9 +55,12 @@ def weed_path() -> str | None:
 
 
 def _free_ports(number: int) -> list[int]:
-    """Return free ports for which that port plus 10,000, of gRPC, is free, too."""
+    """Return free ports for which that port plus 10,000, of gRPC, is free, too.
+
+    All are below 32,768: the system gives the ports above to connections.
+    """
     found: list[int] = []
-    for port in range(20_000 + (time.time_ns() // 1000) % 20_000, 50_000):
+    for port in range(12_000 + (time.time_ns() // 1000) % 7_000, 20_000):
         with socket.socket() as one, socket.socket() as other:
             try:
                 one.bind(("127.0.0.1", port))
