@@ -73,6 +73,7 @@ class FaultProxy:
     answered: Callable[[], None] = lambda: None
     requests: list[Request] = field(default_factory=list)
     port: int = 0
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __enter__(self) -> FaultProxy:
         self._loop = asyncio.new_event_loop()
@@ -137,11 +138,15 @@ class FaultProxy:
         return [request for request in self.requests if request.fault is not None]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)  # the loop itself does not keep one whose client was killed
         with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while await self._answer(reader, writer):
                 pass
         with suppress(Exception):
             writer.close()
+        self._serving.discard(task)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Serve one request; return whether the connection stays open."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.stores.mirror import open_mirror
 from modelzoo_trainer.stores.pulling import pull
+from modelzoo_trainer.stores.store import PART_BYTES
 from modelzoo_trainer.stores.urls import StoreUrl
 from tests.stores.fault_proxy import FaultProxy
 from tests.stores.s3_server import BUCKET, S3Server, options_of
@@ -54,13 +56,21 @@ def committed(plan: Plan, server: S3Server, folder: Path) -> list[int]:
     return sorted(int(one.path.name.rpartition("_")[2]) for one in found)
 
 
-def kill_at(proxy: FaultProxy, plan: Plan, result: Path, number: int, *, answered: bool) -> int:
-    """Run a plan and kill it at a request; return its exit code."""
+def kill_at(
+    proxy: FaultProxy,
+    plan: Plan,
+    result: Path,
+    number: int,
+    *,
+    answered: bool,
+    of_kind: str | None = None,
+) -> int:
+    """Run a plan and kill it at a request, counted among those of a kind; return its exit code."""
     process = Process(plan, result)
     seen = itertools.count()
 
     def choose(kind: str, target: str) -> str | None:
-        if next(seen) == number:
+        if of_kind in (None, kind) and next(seen) == number:
             if answered:
                 proxy.answered = process.kill
             else:
@@ -113,6 +123,29 @@ def test_a_run_killed_at_a_request_resumes_from_its_last_committed_checkpoint(
     record_property("unequal", unequal)
     assert (lost, unequal) == (0, 0)
     assert kills > POINTS // 2
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("kind", ["start", "part", "complete"])
+def test_a_run_killed_within_a_multipart_upload_loses_no_checkpoint(
+    kind: str, answered: bool, plan: Plan, proxy: FaultProxy, s3: S3Server, tmp_path: Path
+) -> None:
+    large = replace(plan, steps=3, num_extra=2 * PART_BYTES // 4)  # three parts
+    process = Process(fresh(large, tmp_path), tmp_path / "whole.json")
+    assert process.wait() == 0
+    requests = [request.kind for request in proxy.requests]
+    assert requests.count("part") == 3 * requests.count("start") == 3 * large.steps
+    per_save = requests.count(kind) // large.steps
+    for number in range(per_save, 2 * per_save):  # of the second checkpoint
+        run, result = fresh(large, tmp_path), tmp_path / f"{number}.json"
+        code = kill_at(proxy, run, result, number, answered=answered, of_kind=kind)
+        assert code == -signal.SIGKILL
+        assert committed(run, s3, tmp_path) == [1]
+        again = Process(replace(run, cache_dir=f"{run.cache_dir}-other"), result)
+        assert again.wait() == 0
+        assert again.result["begun_at"] == 1
+        assert not _differ(again.result, process.result)
+        assert committed(run, s3, tmp_path) == [2, 3]
 
 
 def _differ(one: dict[str, Any], other: dict[str, Any]) -> bool:

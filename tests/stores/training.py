@@ -12,6 +12,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+from torch import Tensor, nn
+
 from modelzoo_trainer import Callback, Checkpoint, ObjectStore, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import KeepNCheckpoints
 from modelzoo_trainer.errors import ConfigError
@@ -20,6 +23,20 @@ from tests.doubles import TinyModel, sgd, tiny_batches
 from tests.reliability.digests import digest
 
 _PAUSE_S: Final = 0.02
+
+
+class Biased(TinyModel):
+    """That model with many further weights, whose mean is added to each output."""
+
+    def __init__(self, num_extra: int) -> None:
+        super().__init__(dropout=0.5)
+        self.bias = nn.Parameter(torch.arange(num_extra) / num_extra)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        _, targets = batch
+        _, logits = super().forward(batch)
+        logits = logits + self.bias.mean()
+        return ((logits - targets) ** 2).mean(), logits
 
 
 class Pause(Callback):
@@ -43,6 +60,7 @@ class Plan:
         steps: Of the whole run.
         keep: Number of checkpoints.
         wait_s: How long the end waits for uploads without progress.
+        num_extra: Number of further weights, to make files of several parts.
     """
 
     url: str
@@ -52,12 +70,13 @@ class Plan:
     steps: int = 8
     keep: int = 2
     wait_s: float = 60
+    num_extra: int = 0
 
     def trainer(self, *callbacks: Callback) -> Trainer:
         """Return its trainer."""
         os.environ.update(self.environment)
         return Trainer(
-            model=lambda: TinyModel(dropout=0.5),
+            model=lambda: Biased(self.num_extra) if self.num_extra else TinyModel(dropout=0.5),
             optimizer=sgd,
             loop=TrainingLoop(max_steps=self.steps),
             checkpoint=Checkpoint(steps=1),
