@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,16 @@ from torch.distributed import TCPStore
 from backends.coordination.restarts import StopRecord
 from backends.coordination.world import join
 from modelzoo_trainer import checkpointing
-from tests.distributed.launching import Launched, Workers, command, set_limit, told, wait_until
+from tests.distributed.launching import (
+    ROOT,
+    Launched,
+    Workers,
+    command,
+    set_limit,
+    told,
+    wait_until,
+    weights,
+)
 from tests.distributed.ranks import environment, run_ranks
 
 NUM_STEPS = 24
@@ -179,3 +191,56 @@ def test_a_stop_after_a_failure_and_a_restart_is_one_as_well(tmp_path) -> None:
     assert [line[0] for line in told(folder)].count("begin") == 2
     assert told(folder)[-1][0] == "end"
     assert launched.said.count("torchrun restarted a run") == 2
+
+
+# ---- from a snapshot in memory
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """Return a folder in memory."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
+        yield Path(name)
+
+
+def _killed_at_9(place: Path, memory: Path, rank: int, *changes: str) -> list[str]:
+    """Return the words of a run of which a process is killed once, when 9 steps are done."""
+    disturb = {"how": "'SIGKILL'", "rank": rank, "step": 9, "mark": place / "mark"}
+    return command(
+        place / "run",
+        f"init.checkpoint.memory={{steps: 1, path: {memory}}}",
+        *(f"init.callbacks[Disturb].{name}={value}" for name, value in disturb.items()),
+        *changes,
+    )
+
+
+def _assert_went_on_from_9(folder: Path, whole: Path, memory: Path) -> None:
+    begins = [line[1] for line in told(folder) if line[0] == "begin"]
+    assert begins == ["0", "9"]  # the newest checkpoint on disk has 6
+    assert weights(folder)[NUM_STEPS] == weights(whole)[NUM_STEPS]
+    assert list(memory.glob("*/*")) == []
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_from_a_snapshot_in_memory(tmp_path, memory) -> None:
+    whole = tmp_path / "whole"
+    with Workers(tmp_path / "w", command(whole)) as workers:
+        assert workers.codes() == [0, 0], workers.said
+    words = _killed_at_9(tmp_path, memory, rank=1)
+    with Launched(tmp_path / "l", words, options=["--max-restarts=1"]) as launched:
+        assert launched.code() == 0, launched.said
+    _assert_went_on_from_9(tmp_path / "run", whole, memory)
+
+
+@pytest.mark.slow
+def test_the_supervisor_starts_again_from_a_snapshot_in_memory(tmp_path, memory) -> None:
+    def run(words: list[str]) -> None:
+        done = subprocess.run(
+            [sys.executable, "run.py", *words], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+
+    run(command(tmp_path / "whole"))
+    run(_killed_at_9(tmp_path, memory, 0, "init.autorestart={max_num_restarts: 1}"))
+    _assert_went_on_from_9(tmp_path / "run", tmp_path / "whole", memory)
