@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -178,9 +179,11 @@ def test_a_job_resumes_after_a_node_failed(
     finish(held, 6)  # its last checkpoint
 
 
-def test_a_run_continues_after_a_process_was_killed(
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs ray[train]")
+def test_a_run_of_which_a_process_was_killed_ends_the_same_whatever_starts_it(
     held: list[Submitted],
     undisturbed: dict[str, str],
+    tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
     for one in held:
@@ -190,18 +193,57 @@ def test_a_run_continues_after_a_process_was_killed(
     for one in held:
         assert one.job.wait() == "COMPLETED 0:0", one.job.said
         assert one.job["Restarts"] == "0"
-        assert one.begins()[0] == 0
-        assert len(one.begins()) == 2
-        assert shards(one.folder) == undisturbed
-    record_property("kills", len(held))
-    record_property("unequal", 0)
-    table = {
-        "torchrun, undisturbed": undisturbed,
-        **{f"Slurm, {one.kind}, a process killed": shards(one.folder) for one in held},
+    words = _killed_once(tmp_path / "alone")
+    with Launched(tmp_path / "launched", words, options=["--max-restarts=1"]) as launched:
+        assert launched.code() == 0, launched.said
+    _, params, *words = _killed_once(tmp_path / "ray")
+    driver = [sys.executable, "-c", RAY, str(tmp_path / "storage"), params, *words]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(driver, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+    folders = {
+        "torchrun": tmp_path / "alone",
+        **{f"Slurm by {one.kind}": one.folder for one in held},
+        "Ray": tmp_path / "ray",
     }
+    for folder in folders.values():
+        assert [line[0] for line in told(folder)].count("begin") == 2
+    table = {"torchrun, none killed": undisturbed}
+    table |= {f"{name}, one killed": shards(folder) for name, folder in folders.items()}
     for name, found in table.items():  # shown by pytest -rP
         digests = " ".join(digest[:16] for digest in found.values())
         sys.stdout.write(f"{name:32} {digests}\n")
+    assert all(found == undisturbed for found in table.values())
+    record_property("kills", len(folders))
+    record_property("unequal", 0)
+
+
+def _killed_once(folder: Path) -> list[str]:
+    """Return the words of that run, of which process 1 is killed once, when 9 steps are done."""
+    disturb = {"how": "SIGKILL", "rank": 1, "step": HELD_AT, "mark": f"{folder}.mark"}
+    return command(folder, *(f"init.callbacks[Disturb].{key}={disturb[key]}" for key in disturb))
+
+
+RAY: Final = """
+import sys
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from modelzoo_trainer.launch import worker
+
+storage, params, *words = sys.argv[1:]
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000)
+TorchTrainer(
+    worker(params, *words),
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(
+        name="run", storage_path=storage, failure_config=FailureConfig(max_failures=1)
+    ),
+).fit()
+"""
 
 
 def process_of(run: Submitted, rank: int) -> int:
