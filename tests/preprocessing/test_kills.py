@@ -133,7 +133,8 @@ def run_with_kills(folder: Path, whom: str, seed: int, more: str = "", *, most: 
         kill(process, whom)
         code = process.wait(60)
         wait_until_gone(process.pid)
-        if (folder / "out").exists() and not [*(folder / "out").glob("INCOMPLETE*")]:
+        written = [path.name for path in (folder / "out").rglob("*") if path.is_file()]
+        if written and not any(name.startswith("INCOMPLETE") for name in written):
             return kills  # also of a run that was killed after its last act
         assert code in (FAILED, -signal.SIGKILL)
     assert start(folder, "out", 2, more).wait(60) == DONE
