@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +23,7 @@ SECRET: Final = "test-secret-that-no-message-repeats"
 READER: Final = "reader-key"
 _PORTS: Final = ("master", "volume", "filer", "s3")
 _START_S: Final = 60
+_PORT_LOCK: Final = Path(tempfile.gettempdir(), f"modelzoo-test-ports-{os.getuid()}")
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def _free_ports(number: int) -> list[int]:
     All are below 32,768: the system gives the ports above to connections.
     """
     found: list[int] = []
-    for port in range(12_000 + (time.time_ns() // 1000) % 7_000, 20_000):
+    for port in range(12_000, 20_000):
         with socket.socket() as one, socket.socket() as other:
             try:
                 one.bind(("127.0.0.1", port))
@@ -92,10 +96,21 @@ def _users() -> dict[str, Any]:
 @contextmanager
 def s3_server(folder: Path, program: str) -> Iterator[S3Server]:
     """Run a server whose data are in a folder, with an empty bucket."""
+    with ExitStack() as stack:
+        with _PORT_LOCK.open("w") as lock:  # one server after another chooses and takes its ports
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process, server = _start(folder, program)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            _wait(server, process, folder / "log")
+        yield server
+
+
+def _start(folder: Path, program: str) -> tuple[subprocess.Popen[bytes], S3Server]:
     ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+    (folder / "data").mkdir(parents=True)
     config = folder / "s3.json"
     config.write_text(json.dumps(_users()), encoding="utf-8")
-    (folder / "data").mkdir()
     command = [
         program,
         "server",
@@ -116,13 +131,7 @@ def s3_server(folder: Path, program: str) -> Iterator[S3Server]:
     ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-        try:
-            server = S3Server(ports["s3"])
-            _wait(server, process, folder / "log")
-            yield server
-        finally:
-            process.kill()
-            process.wait()
+    return process, S3Server(ports["s3"])
 
 
 def _wait(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:
