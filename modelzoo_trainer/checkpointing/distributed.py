@@ -2,7 +2,8 @@
 
 torch plans who writes what and stages asynchronous saves; the layout on disk is ours:
 
-    shard-00000.safetensors  tensors, and blocks of tensors, of rank 0
+    shard-00000.safetensors  blocks of sharded tensors, of rank 0
+    whole-00000.safetensors  its whole tensors; without blocks they are in the file above
     values-00000.json        its other values
     shards.json              which file has which block of each tensor
     manifest.json            written last; then the directory is renamed

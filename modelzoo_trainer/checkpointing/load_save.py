@@ -163,12 +163,26 @@ def verify(path: Path) -> list[str]:
         manifest = read_manifest(path)
     except CheckpointError as error:
         return [_text(error)]
+    return verify_files(path, manifest, manifest.files)
+
+
+def verify_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
+    """Return the problems of some files of a checkpoint, and of what the folder contains.
+
+    Args:
+        path: The checkpoint.
+        manifest: Its manifest.
+        names: Names of files, as in the manifest.
+
+    Cost: Reads these files once, with constant memory.
+    """
+    files = {name: manifest.files[name] for name in sorted(names)}
     problems = listing_problems(path, manifest)
     try:
-        complete(path, manifest.files)
+        complete(path, files)
     except CheckpointError as error:
         return [*problems, _text(error)]
-    for name, record in sorted(manifest.files.items()):
+    for name, record in files.items():
         if not problems or _has_its_size(path / name, record):
             problems += problems_of_file(path / name, record)
     return problems

@@ -73,15 +73,20 @@ class Written:
 
 
 class _Content:
-    """Content of a rank's two files."""
+    """Content of a rank's files.
 
-    def __init__(self, rank: int) -> None:
-        self.tensor_file = f"shard-{rank:05d}{SUFFIX}"
+    `is_sharded`: whether the rank has blocks of sharded tensors. Whole tensors, which every rank
+    needs, have a file of their own then, so that a rank reads no blocks of others.
+    """
+
+    def __init__(self, rank: int, *, is_sharded: bool) -> None:
+        self._block_file = f"shard-{rank:05d}{SUFFIX}"
+        self._whole_file = f"whole-{rank:05d}{SUFFIX}" if is_sharded else self._block_file
         self.value_file = f"values-{rank:05d}.json"
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, dict[str, Tensor]] = {}
         self.values: dict[str, Any] = {}
         self.places: list[tuple[WriteItem, str, str]] = []
-        self._known: dict[tuple[Any, ...], str] = {}
+        self._known: dict[tuple[Any, ...], tuple[str, str]] = {}
 
     def add_tensor(self, item: WriteItem, tensor: Tensor) -> None:
         data = item.tensor_data
@@ -98,33 +103,41 @@ class _Content:
                 f"{list(tensor.shape)}, but planned it as {data.properties.dtype} of shape "
                 f"{list(data.chunk.sizes)}."
             )
-        name = item.index.fqn
-        if data.chunk.sizes != data.size:
+        name, file = item.index.fqn, self._whole_file
+        if _is_block(item):
             name += "@" + ",".join(map(str, data.chunk.offsets))
-        self.places.append((item, self.tensor_file, self._put(name, stored)))
+            file = self._block_file
+        self.places.append((item, *self._put(file, name, stored)))
 
     def add_value(self, item: WriteItem, value: Any) -> None:
         name = item.index.fqn
         _refuse_distributed(name, value)
         encoded = Encoder({name: value})
         tensors = [
-            [stem, inner, [self.tensor_file, self._put(f"{name}:{inner}", tensor)]]
+            [stem, inner, [*self._put(self._whole_file, f"{name}:{inner}", tensor)]]
             for stem, found in encoded.tensors.items()
             for inner, tensor in found.items()
         ]
         self.values[name] = {"value": encoded.state_json[name], "tensors": tensors}
         self.places.append((item, self.value_file, name))
 
-    def _put(self, name: str, tensor: Tensor) -> str:
-        """Return the name of a tensor in the file; tied tensors share the first one's."""
+    def _put(self, file: str, name: str, tensor: Tensor) -> tuple[str, str]:
+        """Return the file of a tensor and its name there; tied tensors share the first one's."""
         key = _memory_of(tensor)
         if tensor.numel() and key in self._known:
             return self._known[key]
-        while name in self.tensors or name == METADATA:
+        tensors = self.tensors.setdefault(file, {})
+        while name in tensors or name == METADATA:
             name += "_"
-        self.tensors[name] = tensor
-        self._known[key] = name
-        return name
+        tensors[name] = tensor
+        self._known[key] = file, name
+        return file, name
+
+
+def _is_block(item: WriteItem) -> bool:
+    """Return whether a tensor to write is a block of a larger one."""
+    data = item.tensor_data
+    return data is not None and data.chunk.sizes != data.size
 
 
 def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
@@ -159,7 +172,7 @@ def write_share(
         CheckpointError: If a value cannot be saved.
         OSError: If writing fails.
     """
-    content = _Content(share.rank)
+    content = _Content(share.rank, is_sharded=any(map(_is_block, items)))
     for item in items:
         if item.type is WriteItemType.BYTE_IO:
             content.add_value(item, _value_of(planner, item))
@@ -219,9 +232,8 @@ def _value_of(planner: SavePlanner, item: WriteItem) -> Any:
 
 def _write(folder: Path, content: _Content, by: WriteFile) -> dict[str, FileRecord]:
     records = {}
-    if content.tensors:
-        chunks = bytes_of(content.tensors)
-        records[content.tensor_file] = by(folder / content.tensor_file, chunks)
+    for file, tensors in content.tensors.items():
+        records[file] = by(folder / file, bytes_of(tensors))
     if content.values:
         text = json.dumps(content.values, allow_nan=False).encode("ascii")
         records[content.value_file] = by(folder / content.value_file, [text])

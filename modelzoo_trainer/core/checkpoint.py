@@ -765,13 +765,14 @@ def _check_kind(ckpt_path: Any) -> None:
 def _content(path: Path, trainer: Trainer) -> StateDict:
     """Verify a checkpoint and return its content, empty if several processes will load it.
 
+    Called by the main process, before `ObjectStore.shared`.
+
     Raises:
         CheckpointError: If it is damaged.
     """
     if trainer.backend.comm.process_group is None:
         return checkpointing.load(path)
-    trainer.object_store.publish(path)
-    problems = checkpointing.verify(path)
+    problems = trainer.object_store.verify(trainer, path)
     if problems:
         raise CheckpointError("; ".join(problems))
     return {}

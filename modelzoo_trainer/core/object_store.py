@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.checkpointing.load_save import verify_files
 from modelzoo_trainer.constraints import NonNegativeFloat, Seconds, checked
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
@@ -187,11 +190,61 @@ class ObjectStore(CoreCallback):
     def shared(self, trainer: Trainer, paths: Any) -> Any:
         """Return paths of the main process, as this process names them. Collective.
 
+        Until that process is here, the others do their part of its calls of `verify`.
+
         `paths`: a path, a list of them, or anything else, which is returned unchanged.
         """
         comm = trainer.backend.comm
-        sent = comm.broadcast_object(_portable(paths) if comm.is_main else None)
-        return paths if comm.is_main else self._own(sent)
+        if comm.is_main:
+            comm.broadcast_object((None, _portable(paths)))
+            return paths
+        while True:
+            attempt, sent = comm.broadcast_object(None)
+            if attempt is None:
+                return self._own(sent)
+            comm.gather_object(self._part_of_problems(trainer, self._own(sent), attempt))
+
+    def verify(self, trainer: Trainer, path: Path) -> list[str]:
+        """Return the problems of a checkpoint; called by the main process, before `shared`.
+
+        If hosts have local copies of their own, each process reads the files that a process of its
+        number has written, so that no host downloads the whole checkpoint.
+
+        Raises:
+            CheckpointError: If the checkpoint cannot be uploaded, or the store has another one.
+            StoreError: If the store does not answer, or a disk fails.
+        """
+        mirror, name = located(path)
+        if mirror is None or not mirror.is_split or not name or not (path / MANIFEST).is_file():
+            return checkpointing.verify(path)
+        self.publish(path)
+        comm = trainer.backend.comm
+        attempt = attempt_of((path / MANIFEST).read_bytes())
+        comm.broadcast_object((attempt, _portable(path)))
+        found = comm.gather_object(self._part_of_problems(trainer, path, attempt))
+        for failure, _ in found:
+            if failure is not None:
+                raise _KINDS[failure[0]](failure[1])
+        return list(dict.fromkeys(problem for _, problems in found for problem in problems))
+
+    def _part_of_problems(
+        self, trainer: Trainer, path: Path, attempt: str
+    ) -> tuple[tuple[int, str] | None, list[str]]:
+        """Return why files of this process cannot be read, and their problems."""
+        comm = trainer.backend.comm
+        problems: list[str] = []
+
+        def look() -> None:
+            mirror, name = located(path)
+            if not comm.is_main and mirror is not None:
+                bring(mirror, name, attempt)
+            manifest = checkpointing.read_manifest(path)
+            own = [
+                file for file in manifest.files if _writer_of(file) % comm.world_size == comm.rank
+            ]
+            problems.extend(verify_files(path, manifest, own))
+
+        return _failure_of(look), problems
 
     def _own(self, sent: Any) -> Any:
         if isinstance(sent, list):
@@ -346,6 +399,12 @@ def _portable(paths: Any) -> Any:
     inside = Path(os.path.realpath(paths.parent), paths.name)
     name = str(inside.relative_to(mirror.path))
     return {"url": str(mirror.url), "options": mirror.options, "name": name}
+
+
+def _writer_of(file: str) -> int:
+    """Return the number of the process that wrote a file of a checkpoint; 0 if there is none."""
+    number = re.search(r"-(\d+)\.", file)
+    return int(number[1]) if number else 0
 
 
 def _failure_of(act: Callable[[], None]) -> tuple[int, str] | None:

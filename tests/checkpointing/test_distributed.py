@@ -21,12 +21,13 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 from torch.distributed.tensor import zeros as sharded_zeros
 
 from modelzoo_trainer import CheckpointError, CheckpointMismatch, checkpointing
-from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing import disk, sharded
 from modelzoo_trainer.checkpointing.compare import compare
 from modelzoo_trainer.checkpointing.distributed import (
     CheckpointReader,
     CheckpointWriter,
     load_into,
+    load_like,
     save_sharded,
 )
 from modelzoo_trainer.checkpointing.manifest import record_of
@@ -105,8 +106,30 @@ WHOLE = {
 }
 
 
+WHOLE_FILES = ("whole-00000.safetensors", "whole-00001.safetensors")
+
+
 def save(rank, folder):
     save_sharded(folder / "checkpoint_3", state_of(rank), step=3, facts={"run": "a"})
+
+
+def load_own_blocks(rank, folder):
+    opened, read = set(), sharded.checked_tensors
+
+    def checked_tensors(file, *given):
+        opened.add(file.name)
+        return read(file, *given)
+
+    sharded.checked_tensors = checked_tensors
+    like = state_of(rank)
+    found = load_like(
+        folder / "checkpoint_3",
+        {"model": like["model"], "optimizer": {"state": {0: like["model"]["rows"]}}},
+    )
+    assert opened == {f"shard-{rank:05d}.safetensors", *WHOLE_FILES}
+    assert torch.equal(found["model"]["rows"].full_tensor(), BIG)
+    assert torch.equal(found["optimizer"]["state"][0]["exp_avg"].full_tensor(), -BIG)
+    assert compare(WHOLE["rng"], found["rng"]) == []
 
 
 def load_in_parts(rank, folder):
@@ -131,6 +154,12 @@ def load_in_parts(rank, folder):
 
 
 @pytest.mark.ranks(2)
+def test_a_process_reads_its_own_blocks_only(tmp_path):
+    in_processes(2, save, tmp_path)
+    in_processes(2, load_own_blocks, tmp_path)
+
+
+@pytest.mark.ranks(2)
 def test_what_two_processes_save_loads_whole_in_one(tmp_path):
     in_processes(2, save, tmp_path)
     path = tmp_path / "checkpoint_3"
@@ -142,6 +171,7 @@ def test_what_two_processes_save_loads_whole_in_one(tmp_path):
         "shards.json",
         "values-00000.json",
         "values-00001.json",
+        *WHOLE_FILES,
     ]
     assert checkpointing.read_manifest(path).facts == {"run": "a"}
     assert compare(WHOLE, checkpointing.load(path)) == []

@@ -257,6 +257,40 @@ def test_killed_they_resume_exactly_without_their_disks(
     assert_equal(stored(), expected)
 
 
+def test_each_host_downloads_its_own_shard_only(hosts: Hosts, url: StoreUrl) -> None:
+    hosts.options["parallel"] = PARALLEL["fsdp"]
+    hosts.run(str(url))
+    hosts.forget()
+    hosts.run(str(url), steps=41)
+    for rank, home in enumerate(hosts.homes):
+        shards = home.glob(".cache/modelzoo_trainer/stores/*/checkpoint_40/shard-*")
+        assert [path.name for path in shards] == [f"shard-{rank:05d}.safetensors"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("parallel", PARALLEL.values(), ids=PARALLEL)
+def test_damage_that_one_host_finds_makes_all_use_an_older_checkpoint(
+    hosts: Hosts, url: StoreUrl, s3: S3Server, whole: Any, stored: Any, parallel: str, rank: int
+) -> None:
+    hosts.options["parallel"] = parallel
+    expected = whole()
+    hosts.run(str(url), steps=30)
+    hosts.forget()
+    store = open_store(url, s3.options)
+    (name,) = (
+        one.name
+        for one in store.list("checkpoint_30")
+        if one.name.endswith(f"/shard-{rank:05d}.safetensors")
+    )
+    data = bytearray(store.read(name)[0])
+    data[-1] ^= 1
+    store.put(name, bytes(data))
+    out = hosts.run(str(url))
+    assert out.count("Skipped ") == 1
+    assert f"shard-{rank:05d}.safetensors" in out
+    assert_equal(stored(), expected)
+
+
 def test_hosts_change_places(
     hosts: Hosts, url: StoreUrl, s3: S3Server, whole: Any, stored: Any
 ) -> None:
