@@ -110,7 +110,7 @@ def kill():
     os.kill(int((run / "pid_1").read_text()), signal.SIGKILL)
 
 
-ray.init(num_cpus=2, include_dashboard=False, **LIGHT)
+ray.init("local", num_cpus=2, include_dashboard=False, **LIGHT)
 threading.Thread(target=kill, daemon=True).start()
 fit(worker("params.yaml"))
 ray.shutdown()
@@ -122,7 +122,7 @@ def stop():
     (run / "stop").touch()
 
 
-ray.init(num_cpus=2, include_dashboard=False, **LIGHT)
+ray.init("local", num_cpus=2, include_dashboard=False, **LIGHT)
 threading.Thread(target=stop, daemon=True).start()
 fit(worker("params.yaml", max_steps=100_000))
 ray.shutdown()

@@ -235,7 +235,7 @@ from ray.train.torch import TorchTrainer
 from modelzoo_trainer.launch import worker
 
 storage, params, *words = sys.argv[1:]
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000)
+ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000)
 TorchTrainer(
     worker(params, *words),
     scaling_config=ScalingConfig(num_workers=2),
