@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -122,3 +123,11 @@ def trainer_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     yield make
     for trainer in made:
         trainer.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """Return a folder in memory."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
+        yield Path(name)

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,6 @@ from modelzoo_trainer.loggers import JsonlLogger
 from tests.doubles import Interrupted, differing, tiny_batches, weights_of
 
 BATCHES = tiny_batches(40)
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """Return a folder in memory."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
-        yield Path(name)
 
 
 class CrashAt(Callback):

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -194,14 +193,6 @@ def test_a_stop_after_a_failure_and_a_restart_is_one_as_well(tmp_path) -> None:
 
 
 # ---- from a snapshot in memory
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """Return a folder in memory."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
-        yield Path(name)
 
 
 def _killed_at_9(place: Path, memory: Path, rank: int, *changes: str) -> list[str]:
