@@ -73,14 +73,14 @@ class FaultProxy:
     answered: Callable[[], None] = lambda: None
     requests: list[Request] = field(default_factory=list)
     port: int = 0
-    _serving: set[asyncio.Task[None]] = field(default_factory=set)
+    _serving: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
 
     def __enter__(self) -> FaultProxy:
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
 
         async def serve() -> None:
-            server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+            server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=1 << 20)
             self.port = server.sockets[0].getsockname()[1]
             self._server = server
             started.set()
@@ -102,11 +102,15 @@ class FaultProxy:
         trace: TracebackType | None,
     ) -> None:
         async def stop() -> None:
+            for socket in self._server.sockets:
+                self._loop.remove_reader(socket)
+            await asyncio.sleep(0)  # a closed server would lose a connection it has just accepted
             self._server.close()
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in self._serving:
+                    task.cancel()  # not those that accept a connection, which soon end
+                await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # connections close one step after they were told to
             self._loop.stop()
 
         asyncio.run_coroutine_threadsafe(stop(), self._loop)
@@ -137,16 +141,21 @@ class FaultProxy:
         """Requests that met a fault."""
         return [request for request in self.requests if request.fault is not None]
 
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._serving[task] = writer  # the loop itself does not keep one whose client was killed
+        task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        """Close a connection, even one whose task was cancelled before it began."""
+        self._serving.pop(task).transport.abort()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)  # the loop itself does not keep one whose client was killed
         with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while await self._answer(reader, writer):
                 pass
-        with suppress(Exception):
             writer.close()
-        self._serving.discard(task)
+            await writer.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Serve one request; return whether the connection stays open."""
@@ -181,12 +190,12 @@ class FaultProxy:
         lines = [
             line for line in head.split(b"\r\n") if not line.lower().startswith(b"connection:")
         ]
-        writer.write(b"\r\n".join([lines[0], b"Connection: close", *lines[1:]]) + body)
-        await writer.drain()
-        answer_head = await reader.readuntil(b"\r\n\r\n")
-        answer = await reader.read(-1)
-        writer.close()
-        return answer_head, answer
+        try:
+            writer.write(b"\r\n".join([lines[0], b"Connection: close", *lines[1:]]) + body)
+            await writer.drain()
+            return await reader.readuntil(b"\r\n\r\n"), await reader.read(-1)
+        finally:
+            writer.transport.abort()
 
 
 def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
