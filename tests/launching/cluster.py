@@ -155,8 +155,16 @@ class Slurm:
 
     def empty(self) -> None:
         """Cancel all jobs, and wait for their end."""
-        self.ask("scancel", f"--user={getpass.getuser()}")
-        wait_until(lambda: not self.ask("squeue", "--noheader"), what="no job")
+
+        def is_empty() -> bool:
+            with suppress(
+                subprocess.SubprocessError
+            ):  # it answers late where others want the cores
+                self.ask("scancel", f"--user={getpass.getuser()}")
+                return not self.ask("squeue", "--noheader")
+            return False
+
+        wait_until(is_empty, what=lambda: self.ask("squeue"))
 
     def start_node(self) -> None:
         """Start the daemon of the node, and wait until it takes jobs."""
