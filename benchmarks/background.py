@@ -41,7 +41,7 @@ WIDTH: Final = 1024
 ROWS: Final = 128  # of a batch
 NUM_BEFORE: Final = 4  # steps
 SNAPSHOT_STEPS: Final = 5
-NUM_STEPS: Final = 10  # of a round of the memory rows
+NUM_STEPS: Final = 25  # of a round of the memory rows
 
 
 class Training:
