@@ -157,14 +157,12 @@ class Slurm:
         """Cancel all jobs, and wait for their end."""
 
         def is_empty() -> bool:
-            with suppress(
-                subprocess.SubprocessError
-            ):  # it answers late where others want the cores
+            with suppress(subprocess.SubprocessError):  # a busy Slurm answers late
                 self.ask("scancel", f"--user={getpass.getuser()}")
                 return not self.ask("squeue", "--noheader")
             return False
 
-        wait_until(is_empty, what=lambda: self.ask("squeue"))
+        wait_until(is_empty, what=self._logs)
 
     def start_node(self) -> None:
         """Start the daemon of the node, and wait until it takes jobs."""

@@ -14,7 +14,9 @@ from tests.stores.fault_proxy import FaultProxy
 REQUEST = b"PUT /bucket/x HTTP/1.1\r\nContent-Length: 400000\r\n\r\n" + b"x" * 400_000
 
 
-@pytest.mark.parametrize("sent", [b"", REQUEST[:1000], REQUEST])
+@pytest.mark.parametrize(
+    "sent", [b"", REQUEST[:1000], REQUEST], ids=["nothing", "a part", "a request"]
+)
 def test_a_request_at_the_end_leaves_nothing_open(sent: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, never answers
         proxy = FaultProxy(silent.getsockname()[1])
