@@ -39,6 +39,8 @@ _NCCL_SETTINGS: Final = {
 
 _TIMED_OUT: Final = re.compile(r"[Tt]imed out|[Tt]imeout")
 _LOST: Final = re.compile(r"[Cc]onnection|NCCL|[Bb]roken pipe|connectFullMesh|gloo|remote process")
+_GLOO_EXTRAS: Final = re.compile(r"\[/\S*\] |\. This is typically caused .*")
+"""The place in gloo's source, and its advice."""
 
 
 def _set_timeout(limit: timedelta, group: ProcessGroup) -> None:
@@ -334,8 +336,9 @@ def _started(launch: Launch) -> World:
 
 
 def _cannot_connect(launch: Launch, error: Exception) -> BackendError:
+    reason = _GLOO_EXTRAS.sub("", str(error)).partition("\n")[0]
     return BackendError(
-        f"Process {launch.rank} of {launch.world_size} cannot connect to the others: {error}. "
+        f"Process {launch.rank} of {launch.world_size} cannot connect to the others: {reason}. "
         f"Check whether one of them has ended, MASTER_ADDR, MASTER_PORT and the firewall."
     )
 

@@ -32,8 +32,9 @@ class DistributedRun:
     errors follow in them.
     """
 
-    def __init__(self, processes: World, *, owns_process: bool) -> None:
+    def __init__(self, processes: World, requests: StopRequests, *, owns_process: bool) -> None:
         self._processes = processes
+        self._requests = requests
         self._owns_process = owns_process
         self._has_reported = False
         processes.coordinator.on_abort = self._report_failure
@@ -53,6 +54,7 @@ class DistributedRun:
         except BaseException as error:  # noqa: BLE001  # the process ends with it
             code = self._fail(error)
         if self._owns_process:
+            self._requests.keep_code(code)
             self._processes.leave(code)
         return code
 
@@ -164,5 +166,5 @@ def run_distributed(
         raise ConfigError(str(error)) from None
     assert processes is not None  # as `is_distributed` says
     joined.append(processes)
-    run = DistributedRun(processes, owns_process=owns_process)
+    run = DistributedRun(processes, requests, owns_process=owns_process)
     return run.run(lambda report: task(processes, report))

@@ -27,8 +27,9 @@ class StopRequests:
 
     Before training starts, a signal exits the process at once, because an exception raised in a
     handler may be swallowed during the import of a native library. Later it raises an exception in
-    the main thread. At the end of a run the first signal is only recorded. A process that exits
-    because of a signal then ignores SIGTERM and SIGUSR1, and exits silently on SIGINT.
+    the main thread. At the end of a run signals are only recorded, except for a second one that is
+    SIGINT: job schedulers repeat SIGTERM, and mean the first. A process that exits because of a
+    signal then ignores SIGTERM and SIGUSR1, and exits silently on SIGINT.
 
     `owns_process`: whether the process belongs to the run; any other process is never exited at
     once.
@@ -90,16 +91,24 @@ class StopRequests:
     def __exit__(self, *exc_info: object) -> None:
         if self._end is not None:
             signal.set_wakeup_fd(-1)
-        is_leaving = self._owns_process and self.received is not None
+        if self._owns_process and self.received is not None:
+            self.keep_code(exit_code(self.received))
         for number, before in self._before.items():
-            if is_leaving:  # the exit code stays what it is
-                signal.signal(number, self._quit if number == signal.SIGINT else signal.SIG_IGN)
-            else:
-                signal.signal(number, before or signal.SIG_DFL)
+            signal.signal(number, before or signal.SIG_DFL)
         self._before.clear()
 
-    def _quit(self, number: int, frame: FrameType | None) -> None:
-        os._exit(exit_code(self.received or "SIGINT"))
+    def keep_code(self, code: int) -> None:
+        """Let no later signal change the exit code of this process, which is about to exit.
+
+        SIGTERM and SIGUSR1 are ignored from now on; SIGINT exits the process silently.
+        """
+
+        def quit_(number: int, frame: FrameType | None) -> None:
+            os._exit(code)
+
+        for number in self._before:
+            signal.signal(number, quit_ if number == signal.SIGINT else signal.SIG_IGN)
+        self._before.clear()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -111,7 +120,7 @@ class StopRequests:
             return
         is_first = self.received is None
         self.received = self.received or name
-        if phase is Phase.ENDING and is_first:
+        if phase is Phase.ENDING and (is_first or number != signal.SIGINT):
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -77,10 +77,12 @@ def test_in_a_run_it_unwinds():
     assert requests.received == "SIGUSR1"
 
 
-def test_at_the_end_the_first_is_remembered_and_the_second_unwinds():
+def test_at_the_end_the_first_is_remembered_and_only_a_second_ctrl_c_unwinds():
     with StopRequests() as requests:
         requests.set_phase(lambda: Phase.RUNNING)
         requests.set_phase(Phase.ENDING)
+        send("SIGTERM")
+        send("SIGUSR1")  # job schedulers repeat themselves
         send("SIGTERM")
         assert requests.received == "SIGTERM"
         with pytest.raises(KeyboardInterrupt):
@@ -119,6 +121,22 @@ os.kill(os.getpid(), signal.SIGINT)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (143, "")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_none_changes_a_code_that_is_to_be_kept(name) -> None:
+    program = f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+from modelzoo_trainer.cli.signals import StopRequests
+with StopRequests() as requests:
+    requests.keep_code(7)
+    os.kill(os.getpid(), signal.{name})
+os.kill(os.getpid(), signal.{name})
+sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 def test_a_late_signal_does_not_change_the_code_of_a_process_that_ends() -> None:

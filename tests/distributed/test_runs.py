@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from backends.coordination import rendezvous
 from backends.coordination.world import World
@@ -216,6 +217,29 @@ def test_a_process_that_ends_while_all_meet_is_told_in_a_line(tmp_path) -> None:
     assert said.startswith("Process 1 of 2 cannot connect to the others: "), said
     assert said.count("\n") == 1
     assert nothing_was_written(tmp_path / "run")
+
+
+def _fail_to_connect() -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(
+            "Gloo connectFullMesh failed with [/__w/pytorch/gloo/transport/tcp/pair.cc:553] "
+            "Connection closed by peer [127.0.0.1]:35789. This is typically caused by a remote "
+            "worker crashing. Check the logs of the remote worker before reporting an error."
+        )
+
+    dist.init_process_group = fail
+
+
+@pytest.mark.slow
+def test_a_failed_connection_is_told_without_torchs_source_and_advice(tmp_path) -> None:
+    with Workers(tmp_path / "w", command(tmp_path / "run"), prepare=_fail_to_connect) as workers:
+        assert workers.codes(GONE_S) == [WRONG_USE] * 2
+        said = workers.said_by(1)
+    assert said == (
+        "Process 1 of 2 cannot connect to the others: Gloo connectFullMesh failed with Connection "
+        "closed by peer [127.0.0.1]:35789. Check whether one of them has ended, MASTER_ADDR, "
+        "MASTER_PORT and the firewall.\n"
+    )
 
 
 def test_an_environment_that_is_not_complete_is_refused(tmp_path) -> None:
