@@ -12,8 +12,8 @@ import uuid
 from contextlib import suppress
 from typing import Any, Final
 
-from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed import DistError
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistError, DistNetworkError
 
 from ..errors import BackendError
 from .launch import Agent, Launch
@@ -23,6 +23,7 @@ log = logging.getLogger("modelzoo_trainer.backends.store")
 _REACH_S: Final = 8.0
 _SHAKE_HANDS_S: Final = 20.0  # allows for some lost DNS answers
 _SLOW_S: Final = 1.0
+_LOOK_S: Final = 5.0
 _PAUSE_S: Final = 0.05
 LOOPBACK: Final = "127.0.0.1"
 
@@ -61,12 +62,36 @@ def open_store(launch: Launch, *, timeout_s: float) -> Store:
 
 
 def own_connection(store: Store) -> Store:
-    """Return a store with the same content, whose calls do not wait for those of others."""
-    try:
-        copy: Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
-    except (AttributeError, RuntimeError):  # a FileStore: calls are independent
-        return store
-    return copy
+    """Return a store with the same content, whose calls do not wait for those of others.
+
+    Raises:
+        DistError: If the rank that hosts the store has ended.
+    """
+    found: list[Any] = []
+
+    def clone() -> None:
+        try:
+            found.append(store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
+        except Exception as error:  # noqa: BLE001  # looked at below
+            found.append(error)
+
+    # torch tries for minutes to reach a host that has ended.
+    thread = threading.Thread(target=clone, name="store", daemon=True)
+    thread.start()
+    thread.join(_LOOK_S)
+    while not found and _is_hosted(store):
+        thread.join(_LOOK_S)
+    if not found:
+        raise DistNetworkError("process 0, which hosts the store, has ended")
+    if isinstance(found[0], DistError):
+        raise found[0]
+    return found[0] if isinstance(found[0], Store) else store  # one without connections
+
+
+def _is_hosted(store: Store) -> bool:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return not isinstance(store, TCPStore) or _is_listening(store.host, store.port)
 
 
 def _key(launch: Launch) -> str:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistError, HashStore, PrefixStore, Store, TCPStore
 
 from backends.coordination import rendezvous as store_module
 from backends.coordination.launch import read_launch
-from backends.coordination.rendezvous import open_store
+from backends.coordination.rendezvous import open_store, own_connection
 from backends.coordination.world import join
 from backends.errors import BackendError
 from tests.distributed.ranks import free_port, run_ranks, try_ranks
@@ -230,6 +230,40 @@ def test_a_store_for_other_hosts_is_bound_where_only_one_address_can_be_meant(
 
     monkeypatch.setattr(store_module.socket, "getaddrinfo", look_up)
     assert store_module._only_address("first_node") == own
+
+
+_HOST = """
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("is_prefixed", [False, True])
+def test_a_second_connection_to_a_store_whose_host_is_gone_fails_soon(
+    monkeypatch, is_prefixed
+) -> None:
+    monkeypatch.setattr(store_module, "_LOOK_S", 0.1)
+    command = [sys.executable, "-c", _HOST]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as host:
+        assert host.stdout is not None
+        store: Store = TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False)
+        if is_prefixed:
+            store = PrefixStore("one", PrefixStore("two", store))
+        own_connection(store).set("word", "hello")
+        assert store.get("word") == b"hello"
+        host.kill()
+        host.wait()
+        with pytest.raises(DistError, match="process 0, which hosts the store, has ended"):
+            own_connection(store)
+
+
+def test_a_store_that_has_no_connections_is_shared() -> None:
+    store = HashStore()
+    own_connection(store).set("word", "hello")
+    assert store.get("word") == b"hello"
 
 
 def _wait_in_vain(rank: int) -> str:
