@@ -31,7 +31,7 @@ CONSEQUENCES = ("onnection", "TCPStore", "recvValue", "gloo", "NCCL", "RunFailed
 WHY = (
     r"process \d is gone \(it was killed or has crashed\)",
     r"Process \d of 2 cannot connect to the others: .*",  # it does not know them yet
-    r"process \d: stopped by SIG\w+",  # it ends slowly
+    r"process \d: stopped by (SIG\w+|Ctrl-C|a signal)",  # it ends slowly
     r"The run was stopped by SIG\w+ at global_step \d+: .*",  # it had begun
 )
 MAY_SAY = (
