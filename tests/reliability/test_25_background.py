@@ -13,6 +13,7 @@ import pytest
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.checkpointing.frozen_memory import can_protect
 from tests.reliability.forkserver import Child
+from tests.reliability.program import GO
 from tests.reliability.runs import instants
 from tests.reliability.states import visible
 
@@ -23,6 +24,7 @@ pytestmark = [
 
 WIDE = 1 << 20
 PLAN = {"asynchronous": True, "keep": 3, "wide": WIDE}
+WAITING = PLAN | {"hold_at": 40}  # so that it has not ended before the test has come to its process
 KILLED = -signal.SIGKILL
 END_S = 10
 
@@ -82,7 +84,7 @@ def test_a_run_goes_on_when_the_process_that_saves_is_killed(runs, count, kills)
     unbroken = runs.unbroken(**PLAN)
     killed = unequal = damaged = orphans = 0
     for seed in range(kills):
-        run = runs.new(**PLAN)
+        run = runs.new(**WAITING)
         child = run.start()
         writer = wait_for_writer(child)
         assert writer is not None
@@ -90,6 +92,7 @@ def test_a_run_goes_on_when_the_process_that_saves_is_killed(runs, count, kills)
         with suppress(ProcessLookupError):
             os.kill(writer, signal.SIGKILL)
             killed += 1
+        (run.place / GO).touch()
         ended = run.end(child.wait())
         orphans += num_orphans(child.pid)
         assert ended.code == 0
@@ -103,12 +106,13 @@ def test_a_run_goes_on_when_the_process_that_saves_is_killed(runs, count, kills)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_of_all_processes_finishes_the_pending_save(runs, count, number) -> None:
     unbroken = runs.unbroken(**PLAN)
-    run = runs.new(**PLAN)
+    run = runs.new(**WAITING)
     child = run.start()
     writer = wait_for_writer(child)
     assert writer is not None
     os.kill(writer, number)  # as a scheduler does
     child.send(number)
+    (run.place / GO).touch()
     ended = run.end(child.wait())
     assert ended.code in (130, 143)
     assert num_orphans(child.pid) == 0
