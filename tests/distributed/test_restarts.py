@@ -183,9 +183,10 @@ def test_a_stop_after_a_failure_and_a_restart_is_one_as_well(tmp_path) -> None:
     with Launched(tmp_path / "l", words, options=["--max-restarts=3"]) as launched:
         wait_until(lambda: len(told(folder)) >= 8, what=launched.said)
         os.kill(launched.workers()[0], signal.SIGKILL)
-        limit.unlink()
+        set_limit(limit, 12)
         wait_until(lambda: [x[0] for x in told(folder)].count("begin") == 2, what=launched.said)
         (folder / "stop").touch()
+        limit.unlink()
         assert launched.code() == 1, launched.said
     assert [line[0] for line in told(folder)].count("begin") == 2
     assert told(folder)[-1][0] == "end"
