@@ -138,8 +138,10 @@ def _num_listening(launched: Launched) -> int:
 
 @needs_proc
 @pytest.mark.slow
-def test_a_run_whose_torchrun_is_killed_while_it_starts_ends(tmp_path) -> None:
-    words = command(tmp_path / "run")
+def test_a_run_whose_torchrun_is_killed_while_it_starts_ends(tmp_path, monkeypatch) -> None:
+    (tmp_path / "zoo_endless_start.py").write_text("import time\ntime.sleep(300)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = command(tmp_path / "run", "--import", "zoo_endless_start")
     with Launched(tmp_path / "l", words) as launched:
         wait_until(lambda: _num_listening(launched) == 2, what=launched.said)
         launched.process.kill()
