@@ -18,6 +18,7 @@ _CONTEXT = mp.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.distributed.imported"])
 PATIENCE_S = 180.0
 _FIRST_PORT, _NUM_PORTS = 18000, 12000  # below those that systems give by themselves
+_PORTS_OF_ONE = 40
 
 
 def run_ranks(
@@ -80,7 +81,8 @@ def try_ranks(
 
 def free_port() -> int:
     """Return a port that nobody has, and that nobody is given who does not ask for it."""
-    port = _FIRST_PORT + os.getpid() % _NUM_PORTS  # each process of pytest begins at another
+    # Processes of pytest have numbers near each other, and each asks for more than one.
+    port = _FIRST_PORT + os.getpid() * _PORTS_OF_ONE % _NUM_PORTS
     while True:
         port = _FIRST_PORT + (port + 1 - _FIRST_PORT) % _NUM_PORTS
         with suppress(OSError), socket.socket() as probe:
