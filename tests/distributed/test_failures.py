@@ -129,7 +129,7 @@ def test_a_lost_connection_waits_for_its_cause() -> None:
 
 
 def _answers_late(rank: int) -> Failure | None:
-    coordinator_module._CAUSE_S, heartbeat._ROLL_CALL_S = 1.0, 0.1
+    coordinator_module._CAUSE_S, heartbeat._LIVENESS_CHECK_S = 1.0, 0.1
     if rank == 1:
         _hear_after(lambda store: store.wait(["told"]))
     store, control = _control(rank, grace=PATIENCE_S)
