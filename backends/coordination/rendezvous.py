@@ -246,6 +246,8 @@ def _connect(address: str, port: int, listening_by: float, deadline: float) -> T
             asked_s,
         )
         thread.join(max(deadline - time.monotonic(), 0.0))
+    if not found and not _is_listening(address, port):
+        return None  # it has ended meanwhile; torch keeps trying
     if not found:
         raise BackendError(
             f"Port {port} of {address} is in use by another program (not a TCPStore). Use another "

@@ -158,6 +158,24 @@ def test_where_no_name_server_answers_a_store_is_waited_for(monkeypatch, caplog)
     assert re.match(r"A DNS lookup of 127\.0\.0\.1 takes \d+ s, ", line)
 
 
+def _connect_to_one_that_ends(rank: int) -> bool:
+    host = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    port, is_listening = host[0].port, store_module._is_listening
+
+    def look_and_end(*address: Any) -> bool:
+        found = is_listening(*address)
+        host.clear()
+        return found
+
+    store_module._is_listening, store_module._SHAKE_HANDS_S = look_and_end, 0.5
+    return store_module._connect("127.0.0.1", port, 0.0, time.monotonic() + 60) is None
+
+
+@pytest.mark.slow
+def test_a_store_that_ends_before_it_is_connected_with_is_not_taken_for_another_program() -> None:
+    assert run_ranks(1, _connect_to_one_that_ends) == [True]
+
+
 # ---- where it listens
 
 
