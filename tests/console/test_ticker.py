@@ -17,10 +17,17 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from modelzoo_trainer import Callback
+from modelzoo_trainer.console import ticker as ticker_module
 from modelzoo_trainer.console.ticker import Ticker, drawing
 from modelzoo_trainer.loggers import ProgressLogger
 from modelzoo_trainer.results_log import number
 from tests.doubles import tiny_batches
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch) -> None:
+    """Let a fork, or the end of the thread, wait longer for a tick, on a machine that stalls."""
+    monkeypatch.setattr(ticker_module, "_PATIENCE_S", 60.0)
 
 
 def threads() -> list[str]:
