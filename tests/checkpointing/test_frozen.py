@@ -324,7 +324,7 @@ def test_without_its_guard_the_process_is_given_up(tmp_path, saver):
 
 @needs_protection
 def test_a_guard_outlives_slow_writing_and_ends_with_its_process(tmp_path, saver, monkeypatch):
-    monkeypatch.setattr("modelzoo_trainer.checkpointing.frozen_state._COPY_S", 0.3)
+    monkeypatch.setattr("modelzoo_trainer.checkpointing.frozen_state._COPY_S", 1.5)
     state = make_state()
     process = start(saver, tmp_path, state)
     guard = guard_of(process)
@@ -333,7 +333,7 @@ def test_a_guard_outlives_slow_writing_and_ends_with_its_process(tmp_path, saver
     real = process.ask
 
     def ask(message, limit_s=None):
-        time.sleep(1 if message else 0)
+        time.sleep(2 if message else 0)
         return real(message, limit_s)
 
     process.ask = ask
