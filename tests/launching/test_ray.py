@@ -48,7 +48,8 @@ from modelzoo_trainer import Callback
 
 
 class Paced(Callback):
-    # Writes down how many processes there are, and gives the test time to disturb them.
+    # Writes down how many processes there are, and gives the test time to disturb them: at step
+    # n as long as there is a file `held_n`.
 
     def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
         with open(trainer.model_dir / f"pid_{trainer.backend.comm.rank}", "w") as file:
@@ -59,6 +60,9 @@ class Paced(Callback):
 
     def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
         time.sleep(0.01)
+        held = trainer.model_dir.with_name(f"held_{trainer.global_step}")
+        while held.exists():
+            time.sleep(0.02)
 """
 
 HEAD = """
@@ -87,6 +91,12 @@ def wait_for(step):
         time.sleep(0.02)
 
 
+def hold_at(step):
+    held = Path(f"held_{step}").absolute()
+    held.touch()
+    return held
+
+
 def fit(run_worker, num_workers=2, **scaling):
     trainer = TorchTrainer(
         run_worker,
@@ -108,8 +118,10 @@ KILL = """
 def kill():
     wait_for(100)
     os.kill(int((run / "pid_1").read_text()), signal.SIGKILL)
+    held.unlink()
 
 
+held = hold_at(150)
 ray.init("local", num_cpus=2, include_dashboard=False, **LIGHT)
 threading.Thread(target=kill, daemon=True).start()
 fit(worker("params.yaml"))
@@ -129,6 +141,7 @@ ray.shutdown()
 """
 
 ELASTIC = """
+held = hold_at(2400)
 cluster = Cluster(
     initialize_head=True,
     head_node_args={"num_cpus": 1, "include_dashboard": False, **LIGHT},
@@ -146,12 +159,16 @@ wait_for(200)
 cluster.remove_node(node, allow_graceful=False)
 wait_for(500)
 cluster.add_node(num_cpus=1, **LIGHT)
+while len((run / "sizes").read_text().split()) < 3:
+    time.sleep(0.1)
+held.unlink()
 thread.join()
 ray.shutdown()
 cluster.shutdown()
 """
 
 PREEMPTED = """
+held = hold_at(550)
 cluster = Cluster(
     initialize_head=True,
     head_node_args={"num_cpus": 1, "include_dashboard": False, **LIGHT},
@@ -167,6 +184,7 @@ command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address
 command += ["--node-id", node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
 command += ["--reason-message", "test", "--deadline-remaining-seconds", "10"]
 subprocess.run(command, check=True)
+held.unlink()
 thread.join()
 ray.shutdown()
 cluster.shutdown()
