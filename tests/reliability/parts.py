@@ -127,6 +127,20 @@ class Events(Callback):
         self.tell("stopped", trainer.global_step)
 
 
+class TellBegin(Callback):
+    """Tells `begin STEP` before the snapshot that a fit starts from counts as used.
+
+    Args:
+        events: Where it is told.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+
+    def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+        self.events.tell("begin", trainer.global_step)
+
+
 class Die(Callback):
     """Kills the process, as the operating system does: at a step, or after saving within one."""
 

@@ -31,6 +31,7 @@ from tests.reliability.parts import (
     Jitter,
     Slow,
     Spoil,
+    TellBegin,
     Wide,
 )
 from tests.reliability.toy_task import PAUSE_S, Net, Samples
@@ -125,7 +126,9 @@ class Plan:
 
 def trainer_of(plan: Plan) -> Trainer:
     """Return the trainer of a plan."""
-    callbacks: list[Any] = [Jitter(), Events(plan.place / EVENTS)]
+    events = Events(plan.place / EVENTS)
+    callbacks: list[Any] = [Jitter(), events]
+    callbacks += [TellBegin(events)] if plan.memory else []
     callbacks += [Ema()] if plan.ema else []
     callbacks += [Wide(plan.wide)] if plan.wide else []
     callbacks += [] if plan.policy is None else [check_loss(plan.policy)]

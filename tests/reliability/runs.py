@@ -23,6 +23,7 @@ class Attempt:
     """What one process of a run said.
 
     Args:
+        begin: The step that a run with snapshots in memory loaded; None = it did not come to that.
         start: The step at which it began to train; None = it did not come to that.
         batches: The loss and a digest of the weights, by number of the forward.
         saved: The steps of the checkpoints that were acknowledged.
@@ -30,6 +31,7 @@ class Attempt:
         stopped: The step at which its fit ended in order.
     """
 
+    begin: int | None = None
     start: int | None = None
     batches: dict[int, str] = field(default_factory=dict)
     saved: list[int] = field(default_factory=list)
@@ -106,7 +108,9 @@ class Run:
         new, self._read_to = text[self._read_to :], len(text)
         attempt = Attempt()
         for word, *rest in map(str.split, new.splitlines()):
-            if word == "start":
+            if word == "begin":
+                attempt.begin = int(rest[0])
+            elif word == "start":
                 attempt.start = int(rest[0]) if attempt.start is None else attempt.start
             elif word == "batch":
                 attempt.batches[int(rest[0])] = " ".join(rest[1:])

@@ -36,16 +36,18 @@ def memory() -> Iterator[str]:
 def steps_lost(run: Run, accumulate: int) -> list[int]:
     """Return how many steps each attempt repeated.
 
-    Without those after two attempts from the same snapshot, which is then not used again.
+    Without those after two attempts from the same snapshot, which is then not used again, even if
+    one was killed before it had trained.
     """
-    lost, begun = [], [one for one in run.attempts if one.start is not None]
-    for number in range(1, len(begun)):
-        before = begun[:number]
-        reached = max(before[-1].batches, default=0) // accumulate
-        reached = max(reached, before[-1].start or 0)
-        starts = [one.start for one in before[-MAX_USES:]]
-        if len(starts) < MAX_USES or len(set(starts)) > 1:
-            lost.append(reached - (begun[number].start or 0))
+    lost, begun = [], [one for one in run.attempts if one.begin is not None]
+    reached = 0
+    for number, attempt in enumerate(begun):
+        begins = [one.begin for one in begun[:number][-MAX_USES:]]
+        if number and (len(begins) < MAX_USES or len(set(begins)) > 1):
+            lost.append(reached - (attempt.begin or 0))
+        if attempt.start is not None:
+            reached = max(attempt.batches, default=0) // accumulate
+            reached = max(reached, attempt.start)
     return lost
 
 
