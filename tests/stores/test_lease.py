@@ -122,10 +122,10 @@ def test_the_lock_is_renewed(machine: Machine) -> None:
 
 def test_a_live_holder_on_another_host_keeps_the_lock(machine: Machine) -> None:
     machine.be(ELSEWHERE)
-    far, _ = machine.lease()
+    far, _ = machine.lease(seconds=4)
     far.take()
     machine.be(own_identity())
-    near, _ = machine.lease()
+    near, _ = machine.lease(seconds=4)
     with pytest.raises(ConfigError, match="in use by process 7"):
         near.take()
     far.check()
