@@ -38,7 +38,7 @@ trainer:
     progress: lines
     model_dir: {folder}
     object_store:
-      lease_seconds: 3
+      lease_seconds: 30
       wait_seconds: {wait_s}
       options: {{endpoint: "http://127.0.0.1:{port}", region: us-east-1}}
   fit:
