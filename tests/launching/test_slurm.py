@@ -186,9 +186,8 @@ def test_a_run_of_which_a_process_was_killed_ends_the_same_whatever_starts_it(
     record_property: Callable[[str, object], None],
 ) -> None:
     for one in held:
-        pid = process_of(one, rank=1)
+        os.kill(process_of(one, rank=1), signal.SIGKILL)
         one.free()
-        os.kill(pid, signal.SIGKILL)
     for one in held:
         assert one.job.wait() == "COMPLETED 0:0", one.job.said
         assert one.job["Restarts"] == "0"
