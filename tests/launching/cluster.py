@@ -26,6 +26,7 @@ _CONFIGURATION: Final = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 CommunicationParameters=NoInAddrAny
+MessageTimeout=60
 SlurmUser={user}
 SlurmdUser={user}
 SlurmctldPort={port}
@@ -169,14 +170,14 @@ class Slurm:
         self._start("slurmd", "-D")
 
         def is_idle() -> bool:
-            with suppress(subprocess.CalledProcessError):
+            with suppress(subprocess.SubprocessError):
                 state = self.ask("sinfo", "--noheader", f"--nodes={self.host}", "--format=%T")
                 if state.startswith("down"):
                     self.ask("scontrol", "update", f"NodeName={self.host}", "State=RESUME")
                 return set(state.split()) == {"idle"}
             return False
 
-        wait_until(is_idle, 30, what=self._logs)
+        wait_until(is_idle, what=self._logs)
 
     def _logs(self) -> str:
         return "".join(path.read_text() for path in self.folder.glob("slurm*d.log"))
@@ -216,7 +217,7 @@ class Slurm:
             CalledProcessError: If it fails.
         """
         done = subprocess.run(
-            words, env=self._environ, capture_output=True, text=True, timeout=60, check=True
+            words, env=self._environ, capture_output=True, text=True, timeout=PATIENCE_S, check=True
         )
         return f"{done.stdout}{done.stderr}".strip()
 
