@@ -19,7 +19,7 @@ from backends.coordination.liveness import parent_of
 from tests.distributed.ranks import free_port
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 300.0
 _NUM_CPUS: Final = 6  # more than there may be, so that jobs run beside each other
 _SYSTEM: Final = "/usr/sbin"
 _CONFIGURATION: Final = """\
