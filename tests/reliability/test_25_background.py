@@ -26,7 +26,7 @@ WIDE = 1 << 20
 PLAN = {"asynchronous": True, "keep": 3, "wide": WIDE}
 WAITING = PLAN | {"hold_at": 40}  # so that it has not ended before the test has come to its process
 KILLED = -signal.SIGKILL
-END_S = 10
+END_S = 30
 
 
 def writers_of(pid: int) -> list[int]:
