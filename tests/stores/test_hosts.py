@@ -202,12 +202,18 @@ def test_they_end_as_with_a_shared_folder(
 
 _OWN = """
 import time
+from pathlib import Path
 import torch
 from modelzoo_trainer import Callback
 
 class Stop(Callback):
     def on_step_committed(self, trainer):
         while trainer.global_step == 25:
+            time.sleep(0.1)
+
+class Wait(Callback):
+    def on_step_committed(self, trainer):
+        while trainer.global_step == 15 and not Path(__file__).with_name("go").exists():
             time.sleep(0.1)
 
 class Spoil(Callback):
@@ -233,6 +239,16 @@ def callbacks(hosts: Hosts, text: str) -> str:
 def stop(hosts: Hosts) -> str:
     """Return the option that makes a run wait at step 25, for ever."""
     return callbacks(hosts, "{KeepNCheckpoints: {n: 2}}, {own.Stop: {}}")
+
+
+def wait_and_stop(hosts: Hosts) -> str:
+    """Return likewise one with which it also waits at step 15, until `go_on`."""
+    return callbacks(hosts, "{KeepNCheckpoints: {n: 2}}, {own.Wait: {}}, {own.Stop: {}}")
+
+
+def go_on(hosts: Hosts) -> None:
+    for home in hosts.homes:
+        (home / "go").touch()
 
 
 def kill(processes: list[subprocess.Popen[str]]) -> None:
@@ -328,7 +344,9 @@ def test_killed_before_the_manifest_is_in_the_store(
         "503" if kind == "create" and "checkpoint_20/manifest.json" in target else None
     )
     hosts.port = proxy.port
-    processes = hosts.start(str(url), "--set", stop(hosts))
+    processes = hosts.start(str(url), "--set", wait_and_stop(hosts))
+    wait_for(s3, url, "checkpoint_10", processes)  # a newer one would be uploaded before it
+    go_on(hosts)
     deadline = time.monotonic() + _PATIENCE_S
     while not any(one.fault == "503" for one in proxy.requests):
         assert all(process.poll() is None for process in processes)
