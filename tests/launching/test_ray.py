@@ -198,9 +198,10 @@ FASTER = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "500",
     "RAY_health_check_period_ms": "500",
+    "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""How long Ray waits; it has no effect on what it does then."""
+"""How long Ray waits, and that it shows each line; no effect on what it does."""
 
 
 def environment() -> dict[str, str]:
