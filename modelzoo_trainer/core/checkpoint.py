@@ -571,7 +571,7 @@ class Checkpoint(CoreCallback, Interceptable):
             self._tell(trainer, error)
 
     def _tell(self, trainer: Trainer, error: CheckpointError) -> None:
-        """Log a checkpoint that failed because of the disk; raise any other error."""
+        """Log a checkpoint that a disk or a store refused; raise any other error."""
         if not is_refusal_of_disk(error):
             raise error
         self._saved, self._has_written = (None, None), False
@@ -579,7 +579,7 @@ class Checkpoint(CoreCallback, Interceptable):
         if trainer.backend.comm.is_main:  # all processes have the same error
             log.error(
                 "NO CHECKPOINT WAS SAVED: %s Training continues, and the next checkpoint will be "
-                "attempted as scheduled. Free disk space or fix the folder before then.",
+                "attempted as scheduled. Fix the cause before then, if it does not pass by itself.",
                 error,
             )
 
