@@ -1,6 +1,8 @@
 """Digits of scikit-learn."""
 
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,26 @@ def test_the_last_smaller_batch_can_be_skipped() -> None:
     assert len(rows(split="val", drop_last=True)[0]) == 300
 
 
+def test_they_are_those_that_scikit_learn_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = DigitsProcessor(batch_size=1).load()
+    monkeypatch.setattr(Path, "is_file", lambda self: False)  # its file is elsewhere
+    loaded = DigitsProcessor(batch_size=1).load()
+
+    assert loaded[0].dtype == torch.float32
+    assert all(map(torch.equal, found, loaded))
+
+
+def test_they_are_loaded_without_importing_scikit_learn() -> None:
+    program = """if True:
+        import sys
+        from modelzoo_trainer.data.digits import DigitsProcessor
+
+        DigitsProcessor(batch_size=1)
+        assert "sklearn" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_share_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"val_fraction: expected a number in \(0, 1\), got 0.0"):
         DigitsProcessor(batch_size=1, val_fraction=0.0)
@@ -58,7 +80,7 @@ def test_a_share_out_of_range_is_refused() -> None:
 def test_missing_scikit_learn_is_reported_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
 
     with pytest.raises(ConfigError, match="pip install scikit-learn"):
         DigitsProcessor(batch_size=1)
