@@ -92,6 +92,15 @@ def test_the_trainer_brings_neither_the_compiler_nor_pydantic(root: Path, tmp_pa
     assert "'pydantic'" not in loaded
 
 
+@pytest.mark.slow
+def test_the_names_of_a_file_bring_no_distributed_tensors(root: Path, tmp_path: Path) -> None:
+    """They take longer to import than everything of the trainer's."""
+    code = "import modelzoo_trainer.config.shipped, sys; print(sorted(sys.modules))"
+    loaded = run_python(code, root=root, folder=tmp_path)
+    assert "'modelzoo_trainer.callbacks.hugging_face_checkpoint'" in loaded
+    assert "'torch.distributed.tensor'" not in loaded
+
+
 def test_asking_whether_there_are_other_processes_imports_no_torch(
     root: Path, tmp_path: Path
 ) -> None:

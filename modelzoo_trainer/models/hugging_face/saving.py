@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
 
 from modelzoo_trainer.errors import ConfigError
@@ -28,6 +27,8 @@ def save(model: Any, folder: str | Path) -> None:
         ConfigError: If the weights are sharded, adapters of this kind cannot be merged, or shared
             weights have become different in a way that config.json cannot express.
     """
+    from torch.distributed.tensor import DTensor  # takes long to import
+
     if any(isinstance(one, DTensor) for one in model.parameters()):
         raise ConfigError(
             f"save_pretrained: the weights of {type(model).__name__} are sharded over processes, "
