@@ -124,7 +124,7 @@ class Process:
 
     def __init__(self, plan: Plan, result: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.stores.training"])
+        context.set_forkserver_preload(["tests.distributed.imported", "tests.stores.training"])
         self.result_path = result
         self.process: BaseProcess = context.Process(
             target=_train, args=(asdict(plan), str(result)), daemon=True
