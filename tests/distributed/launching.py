@@ -130,6 +130,11 @@ class Workers:
         mp.connection.wait([process.sentinel for process in self._processes], timeout_s)
 
     @property
+    def are_alive(self) -> bool:
+        """Whether none of them has ended."""
+        return all(process.is_alive() for process in self._processes)
+
+    @property
     def said(self) -> str:
         """What all of them have written to standard output and error."""
         return "".join(self.said_by(rank) for rank in range(len(self._outputs)))

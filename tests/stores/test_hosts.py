@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +16,8 @@ from modelzoo_trainer.stores.mirror import open_mirror
 from modelzoo_trainer.stores.pulling import fetch
 from modelzoo_trainer.stores.store import open_store
 from modelzoo_trainer.stores.urls import StoreUrl
+from tests.distributed.launching import Workers
+from tests.distributed.ranks import free_port
 from tests.stores.fault_proxy import FaultProxy
 from tests.stores.s3_server import BUCKET, S3Server
 
@@ -54,6 +51,7 @@ class Hosts:
     """Two hosts, each with a process and a home folder."""
 
     def __init__(self, folder: Path, environment: dict[str, str], port: int) -> None:
+        self.folder = folder
         self.homes = [folder / "a", folder / "b"]
         self.environment = environment
         self.port = port
@@ -63,43 +61,32 @@ class Hosts:
             "asynchronous": "false",
         }
 
-    def start(self, model_dir: str, *words: str, **options: Any) -> list[subprocess.Popen[str]]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            master = free.getsockname()[1]
-        processes = []
-        for rank, home in enumerate(self.homes):
+    def start(self, model_dir: str, *words: str, **options: Any) -> Workers:
+        """Start both processes: forked from one that has imported everything."""
+        given = self.options | options
+        for home in self.homes:
             home.mkdir(exist_ok=True, parents=True)
-            params = home / "params.yaml"
-            given = self.options | options
-            params.write_text(_PARAMS.format(folder=model_dir, port=self.port, **given))
-            env = os.environ | self.environment
-            env |= {
-                "HOME": str(home),
-                "OMP_NUM_THREADS": "1",
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
+            text = _PARAMS.format(folder=model_dir, port=self.port, **given)
+            (home / "params.yaml").write_text(text)
+        master = str(free_port())
+
+        def environ(rank: int) -> dict[str, str | None]:
+            launched: dict[str, str | None] = {
+                "HOME": str(self.homes[rank]),
                 "LOCAL_RANK": "0",
                 "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(master),
+                "MASTER_PORT": master,
+                "TORCHELASTIC_USE_AGENT_STORE": None,  # each host has an agent of its own
             }
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "modelzoo_trainer", "fit", str(params), *words],
-                    env=env,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-        return processes
+            return self.environment | launched
+
+        each = [["fit", str(home / "params.yaml"), *words] for home in self.homes]
+        return Workers(self.folder / "said", each, environ=environ)
 
     def run(self, model_dir: str, *words: str, code: int = 0, **options: Any) -> str:
-        processes = self.start(model_dir, *words, **options)
-        outs = [process.communicate(timeout=_PATIENCE_S)[0] for process in processes]
-        assert [process.returncode for process in processes] == [code, code], "\n".join(outs)
-        return "\n".join(outs)
+        with self.start(model_dir, *words, **options) as workers:
+            assert workers.codes(_PATIENCE_S) == [code, code], workers.said
+            return workers.said
 
     def forget(self) -> None:
         """Lose both disks."""
@@ -172,10 +159,11 @@ def names_of(s3: S3Server, url: StoreUrl) -> list[str]:
     return sorted(name.split("/")[0] for name in names if name.endswith("/manifest.json"))
 
 
-def wait_for(s3: S3Server, url: StoreUrl, name: str, processes: list[Any]) -> None:
+def wait_for(workers: Workers, is_true: Callable[[], bool]) -> None:
+    """Wait until something is true while both processes live."""
     deadline = time.monotonic() + _PATIENCE_S
-    while name not in names_of(s3, url):
-        assert all(process.poll() is None for process in processes)
+    while not is_true():
+        assert workers.are_alive, workers.said
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -251,22 +239,14 @@ def go_on(hosts: Hosts) -> None:
         (home / "go").touch()
 
 
-def kill(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-    for process in processes:
-        process.communicate()
-
-
 @pytest.mark.parametrize("parallel", PARALLEL.values(), ids=PARALLEL)
 def test_killed_they_resume_exactly_without_their_disks(
     hosts: Hosts, url: StoreUrl, s3: S3Server, whole: Any, stored: Any, parallel: str
 ) -> None:
     hosts.options["parallel"] = parallel
     expected = whole()
-    processes = hosts.start(str(url), "--set", stop(hosts))
-    wait_for(s3, url, "checkpoint_20", processes)
-    kill(processes)
+    with hosts.start(str(url), "--set", stop(hosts)) as workers:  # which kills them
+        wait_for(workers, lambda: "checkpoint_20" in names_of(s3, url))
     hosts.forget()
     out = hosts.run(str(url))
     assert "checkpoint_20" in out
@@ -313,9 +293,8 @@ def test_hosts_change_places(
     """Each host has an old copy: of what was uploaded, and of a run that was never uploaded."""
     hosts.options["parallel"] = PARALLEL["fsdp"]
     expected = whole()
-    processes = hosts.start(str(url), "--set", stop(hosts))
-    wait_for(s3, url, "checkpoint_20", processes)
-    kill(processes)
+    with hosts.start(str(url), "--set", stop(hosts)) as workers:  # which kills them
+        wait_for(workers, lambda: "checkpoint_20" in names_of(s3, url))
     hosts.homes.reverse()
     old = hosts.homes[1]  # the main process was here
     (folder,) = old.glob(".cache/modelzoo_trainer/stores/*")
@@ -344,15 +323,11 @@ def test_killed_before_the_manifest_is_in_the_store(
         "503" if kind == "create" and "checkpoint_20/manifest.json" in target else None
     )
     hosts.port = proxy.port
-    processes = hosts.start(str(url), "--set", wait_and_stop(hosts))
-    wait_for(s3, url, "checkpoint_10", processes)  # a newer one would be uploaded before it
-    go_on(hosts)
-    deadline = time.monotonic() + _PATIENCE_S
-    while not any(one.fault == "503" for one in proxy.requests):
-        assert all(process.poll() is None for process in processes)
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    kill(processes)
+    with hosts.start(str(url), "--set", wait_and_stop(hosts)) as workers:  # which kills them
+        # a newer one would be uploaded before it
+        wait_for(workers, lambda: "checkpoint_10" in names_of(s3, url))
+        go_on(hosts)
+        wait_for(workers, lambda: any(one.fault == "503" for one in proxy.requests))
     assert "checkpoint_20" not in names_of(s3, url)
     proxy.choose = lambda kind, target: None
     if loses_disks:

@@ -20,6 +20,8 @@ from modelzoo_trainer.stores.mirror import open_mirror
 from modelzoo_trainer.stores.pulling import fetch
 from modelzoo_trainer.stores.store import open_store
 from modelzoo_trainer.stores.urls import StoreUrl
+from tests.distributed.launching import Workers
+from tests.distributed.ranks import environment
 from tests.stores.fault_proxy import FaultProxy
 from tests.stores.s3_server import BUCKET, S3Server
 
@@ -58,31 +60,24 @@ class Machine:
 
     def start(
         self, model_dir: str, *options: str, processes: int = 1, size: int = 32, wait_s: float = 60
-    ) -> subprocess.Popen[str]:
+    ) -> Workers:
+        """Start a run in processes that are forked from one that has imported everything."""
+        words = self.words(model_dir, *options, size=size, wait_s=wait_s)
+        launched = {} if processes > 1 else dict.fromkeys(environment(0, 1, 0))  # unset
+        env = launched | self.environment | {"HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        return Workers(self.folder / "said", words, processes, environ=lambda rank: env)
+
+    def words(self, model_dir: str, *options: str, size: int = 32, wait_s: float = 60) -> list[str]:
+        """Write the file, and return what comes after the command's name."""
         params = self.folder / "params.yaml"
         text = _PARAMS.format(folder=model_dir, port=self.port, size=size, wait_s=wait_s)
         params.write_text(text, encoding="utf-8")
-        words = [sys.executable, "-m"]
-        if processes > 1:
-            words += [
-                "torch.distributed.run",
-                "--standalone",
-                f"--nproc-per-node={processes}",
-                "-m",
-            ]
-        return subprocess.Popen(
-            [*words, "modelzoo_trainer", "fit", str(params), *options],
-            env=os.environ | self.environment | {"HOME": str(self.folder), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return ["fit", str(params), *options]
 
     def run(self, model_dir: str, *options: str, code: int = 0, **more: Any) -> str:
-        process = self.start(model_dir, *options, **more)
-        out, _ = process.communicate(timeout=240)
-        assert process.returncode == code, out
-        return out
+        with self.start(model_dir, *options, **more) as workers:
+            assert set(workers.codes(240)) == {code}, workers.said
+            return workers.said
 
 
 @pytest.fixture
@@ -156,14 +151,12 @@ def test_killed_during_an_upload_another_machine_resumes(
         return None if found[0] == seen[0] else "stall"
 
     proxy.choose = choose
-    process = machine("one", proxy.port).start(str(url))
-    deadline = time.monotonic() + _SIGKILL_S
-    while not any(one.fault == "stall" for one in proxy.requests):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.kill()
-    process.communicate()
+    with machine("one", proxy.port).start(str(url)) as run:  # which kills it
+        deadline = time.monotonic() + _SIGKILL_S
+        while not any(one.fault == "stall" for one in proxy.requests):
+            assert run.are_alive, run.said
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     proxy.choose = lambda kind, target: None
     assert names_of(s3, url) == {seen[0]}
     out = machine("other").run(str(url))
@@ -216,14 +209,13 @@ def test_sigterm_with_a_store_that_hangs_keeps_its_exit_code(
 ) -> None:
     proxy.choose = lambda kind, target: "503" if "checkpoint_" in target else None
     one = machine("one", proxy.port)
-    process = one.start(str(url), "--max_steps", "1000000", wait_s=2)
-    while not any("checkpoint_" in request.target for request in proxy.requests):
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=200)
-    assert process.returncode == 143, out
-    assert "checkpoint upload" in out
+    with one.start(str(url), "--max_steps", "1000000", wait_s=2) as run:
+        while not any("checkpoint_" in request.target for request in proxy.requests):
+            assert run.are_alive, run.said
+            time.sleep(0.05)
+        run.send(0, signal.SIGTERM)
+        assert run.codes(200) == [143], run.said
+        assert "checkpoint upload" in run.said
     assert names_of(s3, url) == set()
 
 
@@ -248,14 +240,12 @@ def test_second_run_waits_for_a_dead_one_and_refuses_a_live_one(
 ) -> None:
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
-    first = machine("one").start(str(url), "--max_steps", "1000000")
-    while not names_of(s3, url):
-        assert first.poll() is None
-        time.sleep(0.2)
-    out = machine("other").run(str(url), code=2)
-    assert f"process {first.pid} on" in out
-    first.kill()
-    first.communicate()
+    with machine("one").start(str(url), "--max_steps", "1000000") as first:  # which kills it
+        while not names_of(s3, url):
+            assert first.are_alive, first.said
+            time.sleep(0.2)
+        out = machine("other").run(str(url), code=2)
+        assert f"process {first.pids[0]} on" in out
     newest = max(int(name.split("_")[1]) for name in names_of(s3, url))
     machine("other").run(str(url), "--max_steps", str(newest + 10))
     assert f"checkpoint_{newest + 10}" in names_of(s3, url)
@@ -277,13 +267,24 @@ def test_supervised_run_is_restarted_on_its_store(
         "            os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     (one.folder / "killing.py").write_text(code)
-    out = one.run(
+    words = one.words(
         str(url),
         "--set",
         "init.autorestart.max_num_restarts=2",
         "--set",
         "init.callbacks=[{KeepNCheckpoints: {n: 2}}, {killing.Kill: {}}]",
     )
+    done = subprocess.run(
+        [sys.executable, "-m", "modelzoo_trainer", *words],
+        env=os.environ | one.environment | {"HOME": str(one.folder), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    out = done.stdout
+    assert done.returncode == 0, out
     assert (one.folder / "killed").exists()
     assert "autorestart" in out
     assert_equal(stored(s3, url, tmp_path, monkeypatch), whole)
