@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor
 from modelzoo_trainer.data.digits import DigitsProcessor
 from modelzoo_trainer.errors import ConfigError
 
-pytest.importorskip("sklearn")
+# Not imported here: that takes a second of each process that collects tests.
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
 
 
 def rows(**arguments: Any) -> tuple[Tensor, Tensor]:
