@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -67,17 +68,8 @@ def own_connection(store: Store) -> Store:
     Raises:
         DistError: If the rank that hosts the store has ended.
     """
-    found: list[Any] = []
-
-    def clone() -> None:
-        try:
-            found.append(store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
-        except Exception as error:  # noqa: BLE001  # looked at below
-            found.append(error)
-
     # torch tries for minutes to reach a host that has ended.
-    thread = threading.Thread(target=clone, name="store", daemon=True)
-    thread.start()
+    thread, found = _call_in_thread(lambda: store.clone())  # type: ignore[attr-defined]
     thread.join(_LOOK_S)
     while not found and _is_hosted(store):
         thread.join(_LOOK_S)
@@ -225,17 +217,8 @@ def _connect(address: str, port: int, listening_by: float, deadline: float) -> T
         if time.monotonic() >= listening_by:
             return None
         time.sleep(_PAUSE_S)
-    found: list[Any] = []
-
-    def connect() -> None:
-        try:
-            found.append(TCPStore(address, port, is_master=False))
-        except Exception as error:  # noqa: BLE001  # looked at below
-            found.append(error)
-
     # What listens and is not a store is waited for without end.
-    thread = threading.Thread(target=connect, name="store", daemon=True)
-    thread.start()
+    thread, found = _call_in_thread(lambda: TCPStore(address, port, is_master=False))
     thread.join(_SHAKE_HANDS_S)
     if not found and (asked_s := _name_lookup_s(address, port)) > _SLOW_S:
         log.warning(
@@ -254,6 +237,21 @@ def _connect(address: str, port: int, listening_by: float, deadline: float) -> T
             f"port: `torchrun --master-port=P`, or `torchrun --standalone`."
         )
     return found[0] if isinstance(found[0], TCPStore) else None
+
+
+def _call_in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Start a call that may never return; return its thread, and a list for its result or error."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:  # noqa: BLE001  # for the caller
+            found.append(error)
+
+    thread = threading.Thread(target=run, name="store", daemon=True)
+    thread.start()
+    return thread, found
 
 
 def _name_lookup_s(address: str, port: int) -> float:
