@@ -155,7 +155,7 @@ def _act(
         return _INSPECT[options.action](options, make_names)
     if options.action == "compile":
         return _compile(options, make_names, words, requests)
-    runner = Runner(words, requests, owns_process=argv is None)
+    runner = Runner(words, requests)
     runner.notes = [
         f"{option}: no effect; it is for Cerebras clusters." for option in options.ignored
     ]
@@ -181,7 +181,7 @@ def _run_distributed(options: argparse.Namespace, names: MakeNames, runner: Runn
             )
         return runner.run(load_plans(options, names))
 
-    return run_distributed(task, runner.requests, owns_process=runner.owns_process)
+    return run_distributed(task, runner.requests)
 
 
 def _compile(

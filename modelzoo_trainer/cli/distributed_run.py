@@ -32,10 +32,9 @@ class DistributedRun:
     errors follow in them.
     """
 
-    def __init__(self, processes: World, requests: StopRequests, *, owns_process: bool) -> None:
+    def __init__(self, processes: World, requests: StopRequests) -> None:
         self._processes = processes
         self._requests = requests
-        self._owns_process = owns_process
         self._has_reported = False
         processes.coordinator.on_abort = self._report_failure
         processes.describe = _describe
@@ -53,7 +52,7 @@ class DistributedRun:
             code = self._processes.fail("stopped by a signal", code=code, kind="stop").code
         except BaseException as error:  # noqa: BLE001  # the process ends with it
             code = self._fail(error)
-        if self._owns_process:
+        if self._requests.owns_process:
             self._requests.keep_code(code)
             self._processes.leave(code)
         return code
@@ -144,9 +143,7 @@ def end_with_launcher() -> None:
     watch_launcher()
 
 
-def run_distributed(
-    task: Callable[[World, Report], int], requests: StopRequests, *, owns_process: bool
-) -> int:
+def run_distributed(task: Callable[[World, Report], int], requests: StopRequests) -> int:
     """Run a command together with other processes and return the exit code.
 
     Raises:
@@ -154,7 +151,7 @@ def run_distributed(
     """
     from backends.coordination.launch import be_quiet
 
-    if owns_process:
+    if requests.owns_process:
         be_quiet()
     joined: list[World] = []
     requests.watch(lambda name: _end_at_once(name, joined))
@@ -166,5 +163,5 @@ def run_distributed(
         raise ConfigError(str(error)) from None
     assert processes is not None  # as `is_distributed` says
     joined.append(processes)
-    run = DistributedRun(processes, requests, owns_process=owns_process)
+    run = DistributedRun(processes, requests)
     return run.run(lambda report: task(processes, report))

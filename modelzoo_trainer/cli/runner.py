@@ -33,11 +33,9 @@ class Runner:
         child: Child | None = None,
         *,
         scratch: Path | None = None,
-        owns_process: bool = False,
     ) -> None:
         self.report: Report = report_alone
         """Prints why the run ends and returns the exit code."""
-        self.owns_process = owns_process
         self.processes: World | None = None
         """The processes of a distributed run; None = a single process."""
         self.notes: Sequence[str] = ()

@@ -38,7 +38,7 @@ class StopRequests:
     def __init__(self, *, owns_process: bool = True) -> None:
         self.received: str | None = None
         """The first signal that did not exit the process, here or in a trainer."""
-        self._owns_process = owns_process
+        self.owns_process = owns_process
         self._ask: Callable[[], Phase] | None = None
         self._phase = Phase.STARTING
         self._before: dict[int, Any] = {}
@@ -51,7 +51,7 @@ class StopRequests:
         This works even while the main thread waits in native code, where Python's handlers are not
         called.
         """
-        if not (self._owns_process and self._before):
+        if not (self.owns_process and self._before):
             return
         self._end = end
         reading, writing = os.pipe()
@@ -91,7 +91,7 @@ class StopRequests:
     def __exit__(self, *exc_info: object) -> None:
         if self._end is not None:
             signal.set_wakeup_fd(-1)
-        if self._owns_process and self.received is not None:
+        if self.owns_process and self.received is not None:
             self.keep_code(exit_code(self.received))
         for number, before in self._before.items():
             signal.signal(number, before or signal.SIG_DFL)
@@ -113,7 +113,7 @@ class StopRequests:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         phase = self._phase if self._ask is None else self._ask()
-        if phase is Phase.STARTING and self._owns_process:
+        if phase is Phase.STARTING and self.owns_process:
             if self._end is None:
                 os._exit(exit_code(name))
             threading.Thread(target=self._end_by, args=(name,), daemon=True).start()
