@@ -24,12 +24,6 @@ from modelzoo_trainer.results_log import number
 from tests.doubles import tiny_batches
 
 
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch) -> None:
-    """Let a fork, or the end of the thread, wait longer for a tick, on a machine that stalls."""
-    monkeypatch.setattr(ticker_module, "_PATIENCE_S", 60.0)
-
-
 def threads() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name == "progress"]
 
@@ -64,7 +58,8 @@ def test_what_goes_wrong_in_a_tick_stays_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_process_that_is_forked_finds_the_locks_free() -> None:
+def test_a_process_that_is_forked_finds_the_locks_free(monkeypatch) -> None:
+    monkeypatch.setattr(ticker_module, "_PATIENCE_S", 60.0)  # of a fork, on a machine that stalls
     """While a tick holds a handler's lock nearly all the time."""
     handler = logging.NullHandler()
     lock = handler.lock = threading.RLock()

@@ -129,10 +129,14 @@ class Workers:
         """Wait until one of them has ended."""
         mp.connection.wait([process.sentinel for process in self._processes], timeout_s)
 
-    @property
-    def are_alive(self) -> bool:
-        """Whether none of them has ended."""
-        return all(process.is_alive() for process in self._processes)
+    def wait_until(self, is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
+        """Wait until something is true, while all of them live."""
+
+        def is_so() -> bool:
+            assert all(process.is_alive() for process in self._processes), self.said
+            return is_true()
+
+        wait_until(is_so, timeout_s, pause_s=0.1)
 
     @property
     def said(self) -> str:
@@ -256,7 +260,12 @@ class Launched:
         return _left(lambda pid: _environ_of(pid).get(_MARK) == self._mark, timeout_s)
 
 
-def wait_until(is_true: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "") -> None:
+def wait_until(
+    is_true: Callable[[], Any],
+    timeout_s: float = PATIENCE_S,
+    what: str = "",
+    pause_s: float = 0.01,
+) -> None:
     """Wait until something is true.
 
     Raises:
@@ -265,7 +274,7 @@ def wait_until(is_true: Callable[[], Any], timeout_s: float = PATIENCE_S, what: 
     deadline = time.monotonic() + timeout_s
     while not is_true():
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
-        time.sleep(0.01)
+        time.sleep(pause_s)
 
 
 def set_limit(path: Path, step: int) -> None:

@@ -83,22 +83,25 @@ def test_the_command_line_answers_without_torch(name: str, root: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_the_trainer_brings_neither_the_compiler_nor_pydantic(root: Path, tmp_path: Path) -> None:
-    """Each takes longer to import than everything of the trainer's."""
-    code = "import sys; from modelzoo_trainer import Trainer; print(sorted(sys.modules))"
+@pytest.mark.parametrize(
+    ("statement", "brings", "brings_not"),
+    [
+        ("from modelzoo_trainer import Trainer", "trainer", ["torch._dynamo", "pydantic"]),
+        (
+            "import modelzoo_trainer.config.shipped",
+            "callbacks.hugging_face_checkpoint",
+            ["torch.distributed.tensor"],
+        ),
+    ],
+    ids=["the trainer", "the names of a file"],
+)
+def test_what_takes_longer_to_import_than_the_trainer_is_not_brought(
+    root: Path, tmp_path: Path, statement: str, brings: str, brings_not: list[str]
+) -> None:
+    code = f"{statement}; import sys; print(sorted(sys.modules))"
     loaded = run_python(code, root=root, folder=tmp_path)
-    assert "'modelzoo_trainer.trainer'" in loaded
-    assert "'torch._dynamo'" not in loaded
-    assert "'pydantic'" not in loaded
-
-
-@pytest.mark.slow
-def test_the_names_of_a_file_bring_no_distributed_tensors(root: Path, tmp_path: Path) -> None:
-    """They take longer to import than everything of the trainer's."""
-    code = "import modelzoo_trainer.config.shipped, sys; print(sorted(sys.modules))"
-    loaded = run_python(code, root=root, folder=tmp_path)
-    assert "'modelzoo_trainer.callbacks.hugging_face_checkpoint'" in loaded
-    assert "'torch.distributed.tensor'" not in loaded
+    assert f"'modelzoo_trainer.{brings}'" in loaded
+    assert [name for name in brings_not if f"'{name}'" in loaded] == []
 
 
 def test_asking_whether_there_are_other_processes_imports_no_torch(

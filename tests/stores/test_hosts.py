@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,15 +158,6 @@ def names_of(s3: S3Server, url: StoreUrl) -> list[str]:
     return sorted(name.split("/")[0] for name in names if name.endswith("/manifest.json"))
 
 
-def wait_for(workers: Workers, is_true: Callable[[], bool]) -> None:
-    """Wait until something is true while both processes live."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while not is_true():
-        assert workers.are_alive, workers.said
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
 @pytest.mark.parametrize("parallel", PARALLEL.values(), ids=PARALLEL)
 def test_they_end_as_with_a_shared_folder(
@@ -246,7 +236,7 @@ def test_killed_they_resume_exactly_without_their_disks(
     hosts.options["parallel"] = parallel
     expected = whole()
     with hosts.start(str(url), "--set", stop(hosts)) as workers:  # which kills them
-        wait_for(workers, lambda: "checkpoint_20" in names_of(s3, url))
+        workers.wait_until(lambda: "checkpoint_20" in names_of(s3, url), _PATIENCE_S)
     hosts.forget()
     out = hosts.run(str(url))
     assert "checkpoint_20" in out
@@ -294,7 +284,7 @@ def test_hosts_change_places(
     hosts.options["parallel"] = PARALLEL["fsdp"]
     expected = whole()
     with hosts.start(str(url), "--set", stop(hosts)) as workers:  # which kills them
-        wait_for(workers, lambda: "checkpoint_20" in names_of(s3, url))
+        workers.wait_until(lambda: "checkpoint_20" in names_of(s3, url), _PATIENCE_S)
     hosts.homes.reverse()
     old = hosts.homes[1]  # the main process was here
     (folder,) = old.glob(".cache/modelzoo_trainer/stores/*")
@@ -325,9 +315,9 @@ def test_killed_before_the_manifest_is_in_the_store(
     hosts.port = proxy.port
     with hosts.start(str(url), "--set", wait_and_stop(hosts)) as workers:  # which kills them
         # a newer one would be uploaded before it
-        wait_for(workers, lambda: "checkpoint_10" in names_of(s3, url))
+        workers.wait_until(lambda: "checkpoint_10" in names_of(s3, url), _PATIENCE_S)
         go_on(hosts)
-        wait_for(workers, lambda: any(one.fault == "503" for one in proxy.requests))
+        workers.wait_until(lambda: any(one.fault == "503" for one in proxy.requests), _PATIENCE_S)
     assert "checkpoint_20" not in names_of(s3, url)
     proxy.choose = lambda kind, target: None
     if loses_disks:

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class Machine:
     def __init__(self, folder: Path, port: int, environment: dict[str, str]) -> None:
         self.folder = folder
         self.port = port
-        self.environment = environment
+        self.environment = environment | {"HOME": str(folder), "OMP_NUM_THREADS": "1"}
         folder.mkdir(exist_ok=True)
 
     def start(
@@ -64,7 +63,7 @@ class Machine:
         """Start a run in processes that are forked from one that has imported everything."""
         words = self.words(model_dir, *options, size=size, wait_s=wait_s)
         launched = {} if processes > 1 else dict.fromkeys(environment(0, 1, 0))  # unset
-        env = launched | self.environment | {"HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        env = launched | self.environment
         return Workers(self.folder / "said", words, processes, environ=lambda rank: env)
 
     def words(self, model_dir: str, *options: str, size: int = 32, wait_s: float = 60) -> list[str]:
@@ -152,11 +151,7 @@ def test_killed_during_an_upload_another_machine_resumes(
 
     proxy.choose = choose
     with machine("one", proxy.port).start(str(url)) as run:  # which kills it
-        deadline = time.monotonic() + _SIGKILL_S
-        while not any(one.fault == "stall" for one in proxy.requests):
-            assert run.are_alive, run.said
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        run.wait_until(lambda: any(one.fault == "stall" for one in proxy.requests), _SIGKILL_S)
     proxy.choose = lambda kind, target: None
     assert names_of(s3, url) == {seen[0]}
     out = machine("other").run(str(url))
@@ -210,9 +205,7 @@ def test_sigterm_with_a_store_that_hangs_keeps_its_exit_code(
     proxy.choose = lambda kind, target: "503" if "checkpoint_" in target else None
     one = machine("one", proxy.port)
     with one.start(str(url), "--max_steps", "1000000", wait_s=2) as run:
-        while not any("checkpoint_" in request.target for request in proxy.requests):
-            assert run.are_alive, run.said
-            time.sleep(0.05)
+        run.wait_until(lambda: any("checkpoint_" in one.target for one in proxy.requests))
         run.send(0, signal.SIGTERM)
         assert run.codes(200) == [143], run.said
         assert "checkpoint upload" in run.said
@@ -241,9 +234,7 @@ def test_second_run_waits_for_a_dead_one_and_refuses_a_live_one(
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     with machine("one").start(str(url), "--max_steps", "1000000") as first:  # which kills it
-        while not names_of(s3, url):
-            assert first.are_alive, first.said
-            time.sleep(0.2)
+        first.wait_until(lambda: bool(names_of(s3, url)))
         out = machine("other").run(str(url), code=2)
         assert f"process {first.pids[0]} on" in out
     newest = max(int(name.split("_")[1]) for name in names_of(s3, url))
@@ -276,7 +267,7 @@ def test_supervised_run_is_restarted_on_its_store(
     )
     done = subprocess.run(
         [sys.executable, "-m", "modelzoo_trainer", *words],
-        env=os.environ | one.environment | {"HOME": str(one.folder), "OMP_NUM_THREADS": "1"},
+        env=os.environ | one.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
