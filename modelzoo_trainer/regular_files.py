@@ -1,7 +1,12 @@
-"""Refusal of pipes, sockets and devices as files of a run: opening one may block forever."""
+"""Files that are not read: pipes, sockets and devices, and links that lead out of a folder.
+
+Opening one of the former may block forever; the latter have content that the folder's owner did not
+put there.
+"""
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -34,3 +39,47 @@ def require_regular(path: Path, *, allow_device: bool = False) -> None:
                 f"{str(path)!r} is a {kind}; it must be a regular file or not exist. Remove it, "
                 f"or choose another path."
             )
+
+
+_OF_HUB: Final = ("models--", "datasets--", "spaces--")
+
+
+def require_inside(path: Path, folder: Path) -> None:
+    """Check that no symbolic link leads from a path in a folder out of the folder.
+
+    Args:
+        path: A file in the folder; it may be missing.
+        folder: The folder; a link to it is followed.
+
+    Raises:
+        ConfigError: If one does.
+    """
+    target = outside_target(path, folder)
+    if target is not None:
+        raise ConfigError(
+            f"{str(path)!r} is a symbolic link to {str(target)!r}, outside of its folder; such "
+            f"links are not followed. If you trust it, replace the link by a copy of the file."
+        )
+
+
+def outside_target(path: Path, folder: Path) -> Path | None:
+    """Return where symbolic links lead from a path in a folder if that is outside, else None.
+
+    In the cache of `huggingface_hub`, where the files of `snapshots/REVISION` are links to the
+    folder `blobs` of the same repository, that folder counts as inside.
+
+    Args:
+        path: A path in the folder; it may be missing.
+        folder: The folder; a link to it is followed.
+    """
+    home, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
+    if any(target.is_relative_to(one) for one in (home, *_blobs_of(home))):
+        return None
+    return target
+
+
+def _blobs_of(folder: Path) -> list[Path]:
+    """Return the folder of blobs for a snapshot in the cache of `huggingface_hub`."""
+    snapshots, repository = folder.parent, folder.parent.parent
+    is_snapshot = snapshots.name == "snapshots" and repository.name.startswith(_OF_HUB)
+    return [repository / "blobs"] if is_snapshot else []

@@ -15,7 +15,7 @@ from modelzoo_trainer.callbacks import SpikeDetection
 from modelzoo_trainer.loggers import CSVLogger, JsonlLogger
 from modelzoo_trainer.loggers.file_logger import cut_back
 from modelzoo_trainer.loggers.service_logger import ReachedStep
-from modelzoo_trainer.regular_files import require_regular
+from modelzoo_trainer.regular_files import outside_target, require_inside, require_regular
 from tests.doubles import tiny_batches
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -92,3 +92,41 @@ def test_a_pipe_in_the_place_of_a_file_that_is_being_written_is_replaced(tmp_pat
     cut_back(path, 1)
     assert path.read_text() == '{"step": 1, "time": 1.0}\n'
     assert os.listdir(tmp_path) == ["m.jsonl"]
+
+
+def test_a_link_is_followed_within_its_folder_and_not_out_of_it(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "model_2"
+    (model / "part").mkdir(parents=True)
+    other.mkdir()
+    for path in (model / "part" / "a", other / "a"):
+        path.write_text("{}")
+    for name, target in (("in", "part/a"), ("up", "part/../part/a"), ("gone", "nowhere")):
+        (model / name).symlink_to(target)
+        assert outside_target(model / name, model) is None
+    for name, target in (("out", "../model_2/a"), ("whole", other / "a"), ("lost", "/nowhere")):
+        (model / name).symlink_to(target)
+        with pytest.raises(ConfigError, match=rf"model/{name}' is a symbolic link to '/.*outside"):
+            require_inside(model / name, model)
+    (model / "chain").symlink_to("out")
+    (model / "folder").symlink_to(other)
+    assert outside_target(model / "chain", model) == (other / "a").resolve()
+    assert outside_target(model / "folder" / "a", model) == (other / "a").resolve()
+    (tmp_path / "link").symlink_to(model)  # the folder itself may be given by a link
+    assert outside_target(tmp_path / "link" / "in", tmp_path / "link") is None
+
+
+def test_blobs_of_the_same_repository_are_inside_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    for name in ("models--a--b", "models--a--c", "anything"):
+        (tmp_path / name / "blobs").mkdir(parents=True)
+        (tmp_path / name / "blobs" / "0123").write_text("{}")
+        (tmp_path / name / "snapshots" / "main").mkdir(parents=True)
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "main"
+    (snapshot / "config.json").symlink_to("../../blobs/0123")
+    require_inside(snapshot / "config.json", snapshot)
+    (snapshot / "vocab.txt").symlink_to("../../../models--a--c/blobs/0123")
+    (snapshot / "merges.txt").symlink_to("../../refs")
+    plain = tmp_path / "anything" / "snapshots" / "main"  # no repository of the Hub
+    (plain / "config.json").symlink_to("../../blobs/0123")
+    for path in (snapshot / "vocab.txt", snapshot / "merges.txt", plain / "config.json"):
+        with pytest.raises(ConfigError, match="outside of its folder"):
+            require_inside(path, path.parent)
