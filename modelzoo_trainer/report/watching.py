@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -18,6 +19,10 @@ from modelzoo_trainer.report.page import page, plotly_js
 from modelzoo_trainer.stderr import say
 
 HOST: Final = "127.0.0.1"
+_LOCAL: Final = re.compile(
+    r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE | re.ASCII
+)
+"""The `Host` of a request by this host's own name; the port is another one behind a tunnel."""
 _INTERVAL_S: Final = 2.0
 _SHARE: Final = 5  # at most one fifth of the time is spent on building pages
 _WATCHED: Final = ("metrics.jsonl", "logs/*/*.*", "checkpoint_*/manifest.json", "restarts/*/*.json")
@@ -97,8 +102,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Respond with the page, or with its version."""
-        host = (self.headers.get("Host") or "").rpartition(":")[0] or HOST
-        if host not in (HOST, "localhost"):  # DNS rebinding by another site
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or not _LOCAL.fullmatch(hosts[0]):  # DNS rebinding by another site
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path == "/":
             self._answer(self.watched.html(), "text/html; charset=utf-8")

@@ -1,3 +1,4 @@
+import http.client
 import threading
 import urllib.error
 import urllib.request
@@ -30,13 +31,12 @@ def get(run, tmp_path):
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
 
-    def fetch(path="/", host=None):
-        request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}{path}")
-        if host is not None:
-            request.add_header("Host", host)
-        with urllib.request.urlopen(request) as answer:
+    def fetch(path="/"):
+        url = f"http://127.0.0.1:{server.server_port}{path}"
+        with urllib.request.urlopen(url) as answer:
             return answer.read().decode()
 
+    fetch.port = server.server_port
     yield fetch
     server.shutdown()
     thread.join()
@@ -73,10 +73,35 @@ def test_nothing_else_is_served(path, get):
     error.value.close()
 
 
-def test_another_name_of_this_computer_is_refused(get):
-    with pytest.raises(urllib.error.HTTPError, match="403") as error:
-        get("/", host="evil.example:80")
-    error.value.close()
+def status_of(port, hosts):
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.putrequest("GET", "/version", skip_host=True)
+    for host in hosts:
+        connection.putheader("Host", host)
+    connection.endheaders()
+    with connection.getresponse() as answer:
+        return answer.status
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        *(["evil.example"], ["evil.example:80"], ["evil.example:PORT"], ["localhost.evil.example"]),
+        *(["127.0.0.1.evil.example"], ["evil.example@127.0.0.1"], ["localhost:80:80"]),
+        *(["127.0.0.1:"], ["127x0y0z1"], [""], [], ["localhost", "evil.example"]),
+    ],
+)
+def test_a_request_for_another_name_is_refused(hosts, get):
+    assert status_of(get.port, [host.replace("PORT", str(get.port)) for host in hosts]) == 403
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:PORT", "localhost:PORT", "LOCALHOST:PORT", "localhost", "[::1]:PORT", "[::1]"],
+)
+def test_this_host_is_served_in_any_spelling_and_through_a_tunnel(host, get):
+    assert status_of(get.port, [host.replace("PORT", str(get.port))]) == 200
+    assert status_of(get.port, [host.replace("PORT", "9000")]) == 200
 
 
 def test_a_port_that_is_taken_is_refused(run, capsys):
