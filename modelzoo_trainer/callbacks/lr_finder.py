@@ -237,10 +237,13 @@ class LRFinder(Callback):
         )
 
     def _write(self, path: Path) -> None:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(_COLUMNS)
-            writer.writerows(zip(count(1), self.lrs, self.losses, self.smoothed))
+        try:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(_COLUMNS)
+                writer.writerows(zip(count(1), self.lrs, self.losses, self.smoothed))
+        except OSError as error:
+            log.warning("Cannot write %s: %s.", path, error.strerror or error)
 
     def plot(self, axes: Any = None) -> Any:
         """Plot the losses over the learning rates, with the suggestion.

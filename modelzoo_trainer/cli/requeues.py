@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,8 @@ from modelzoo_trainer.supervisor.protocol import write_json
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.requeues")
 
 MAX_REQUEUES: Final = 3
 """How often a job may be queued again while its run begins at the same step."""
@@ -54,5 +57,8 @@ class RequeueLimit(Callback):
             step, first = -1, 0
         if step == trainer.global_step and first <= self._num_requeues:
             return self._num_requeues - first
-        write_json(path, {"step": trainer.global_step, "requeues": self._num_requeues})
+        try:
+            write_json(path, {"step": trainer.global_step, "requeues": self._num_requeues})
+        except OSError as error:
+            log.warning("Cannot write %s: %s.", path, error.strerror or error)
         return 0

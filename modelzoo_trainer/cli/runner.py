@@ -192,7 +192,7 @@ class Runner:
         try:
             path.write_text(describe_run(plan, self.command), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}.") from None
+            say(f"Cannot write {path}: {error.strerror or error}. Training continues.")
 
     def _fail(self, error: Exception) -> int:
         if self._child is not None:

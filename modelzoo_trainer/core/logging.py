@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from annotated_types import Predicate
@@ -19,11 +17,14 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
 from modelzoo_trainer.closures import active
 from modelzoo_trainer.constraints import NonNegativeInt, checked
+from modelzoo_trainer.core.run_log import RunLog
 from modelzoo_trainer.devices import BackendError, host_value
 from modelzoo_trainer.errors import ModelZooError
 from modelzoo_trainer.hooks.table import HookTable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from modelzoo_trainer.loggers.logger import Logger
     from modelzoo_trainer.trainer import Trainer
 
@@ -54,7 +55,8 @@ class Logging(CoreCallback):
     raised.
 
     During a run, the messages of `modelzoo_trainer` go to `run.log` in the run's folder, and to
-    standard error if the program has not configured logging. A level that the program has set for
+    standard error if the program has not configured logging. If `run.log` cannot be written, a
+    warning is logged once, and the run continues. A level that the program has set for
     `modelzoo_trainer` is kept.
 
     Args:
@@ -149,7 +151,7 @@ class Logging(CoreCallback):
         handlers: list[logging.Handler] = []
         if not _PACKAGE.hasHandlers():
             handlers.append(_console(is_quiet=trainer.progress == "none"))
-        handlers.append(_RunLog(path, delay=True))
+        handlers.append(RunLog(path))
         handlers[-1].setFormatter(logging.Formatter(_FORMAT))
         level = _PACKAGE.level
         if level == logging.NOTSET:  # not set by the program
@@ -389,15 +391,6 @@ def _console(*, is_quiet: bool) -> logging.Handler:
         progress = f"{_PACKAGE.name}.progress"
         handler.addFilter(lambda one: one.levelno >= logging.WARNING or one.name == progress)
     return handler
-
-
-class _RunLog(logging.FileHandler):
-    """Open the file with the first message, and recreate its folder if it was removed."""
-
-    @override
-    def _open(self) -> TextIOWrapper:
-        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
-        return super()._open()
 
 
 def _close(handler: logging.Handler) -> None:

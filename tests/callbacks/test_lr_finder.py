@@ -341,6 +341,14 @@ def test_the_losses_are_written_and_drawn(tmp_path) -> None:
     assert list(axes.lines[1].get_ydata()) == finder.smoothed
 
 
+def test_losses_that_cannot_be_written_end_no_run(tmp_path, caplog) -> None:
+    with make_trainer(tmp_path, LRFinder(num_steps=12)) as trainer:
+        (trainer.artifact_dir / "lr_finder.csv").symlink_to("/dev/full")
+        trainer.fit(tiny_batches())
+        assert trainer.global_step > 0
+    assert caplog.text.count("No space left on device") == 1
+
+
 def test_the_run_may_end_after_it(tmp_path) -> None:
     finder = LRFinder(num_steps=12, stop_after=True)
     with make_trainer(tmp_path, finder) as trainer:

@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.core import artifact_dir
 
 FILE = """\
 trainer:
@@ -102,6 +103,13 @@ def test_a_run_says_once_what_has_no_effect_and_keeps_it(run, capsys):
     kept = Path("out/logs/latest/params.yaml").read_text()
     assert f"# note: {note}" in kept
     assert "# command: modelzoo-trainer --params params.yaml --model_dir out --max_steps 2" in kept
+
+
+def test_a_copy_that_cannot_be_written_ends_no_run(run, capsys, monkeypatch):
+    monkeypatch.setattr(artifact_dir, "PARAMS", "no/such/folder")
+    assert run("--model_dir", "out", "--max_steps", "2") == 0
+    assert capsys.readouterr().err.count("no/such/folder: No such file or directory.") == 1
+    assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_what_was_kept_runs_again(run, capsys):

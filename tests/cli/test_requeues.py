@@ -41,6 +41,14 @@ def test_a_new_job_begins_to_count_anew(trainer_of) -> None:
         attempt(trainer_of, 5)
 
 
+def test_a_record_that_cannot_be_written_ends_no_run(trainer_of, tmp_path, caplog) -> None:
+    attempt(trainer_of, 1)
+    (tmp_path / "run" / ".requeues.json").unlink()
+    (tmp_path / "run" / ".requeues.json").mkdir()
+    attempt(trainer_of, 2)
+    assert caplog.text.count("Cannot write") == 1
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"step": null, "requeues": 1}'])
 def test_a_damaged_record_is_no_record(trainer_of, tmp_path, text) -> None:
     attempt(trainer_of, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, ConfigError, Logging
+from modelzoo_trainer.core.run_log import RunLog
 from tests.doubles import History, Scale, constant_batches, tiny_batches
 
 
@@ -209,6 +211,59 @@ def test_messages_of_a_run_are_in_its_folder(trainer_of) -> None:
     trainer = trainer_of(Says())
     trainer.fit(tiny_batches(1))
     assert "INFO: here we go" in (trainer.artifact_dir / "run.log").read_text()
+
+
+def full_disk(path):
+    path.symlink_to("/dev/full")
+
+
+def pipe_without_reader(path):
+    os.mkfifo(path)
+
+
+def folder(path):
+    path.mkdir()
+
+
+def folder_that_is_a_file(path):
+    path.parent.rmdir()
+    path.parent.write_text("")
+
+
+class Talks(Callback):
+    def __init__(self, *, raises):
+        self.raises = raises
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        trainer.logger.warning("words " * 1000)
+        if self.raises and trainer.global_step == 2:
+            raise LookupError("the cause")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("fault", [full_disk, pipe_without_reader, folder, folder_that_is_a_file])
+def test_a_log_that_cannot_be_written_ends_no_run(trainer_of, caplog, capfd, fault, raises) -> None:
+    trainer = trainer_of(Talks(raises=raises))
+    fault(trainer.artifact_dir / "run.log")
+    if raises:
+        with pytest.raises(LookupError, match="the cause"):
+            trainer.fit(tiny_batches(3))
+    else:
+        trainer.fit(tiny_batches(3))
+        assert trainer.global_step == 3
+    assert caplog.text.count("run.log") == caplog.text.count("Training continues") == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_character_that_cannot_be_encoded_is_written_as_its_number(tmp_path, capfd) -> None:
+    handler = RunLog(tmp_path / "run.log")
+    record = logging.LogRecord(
+        "name", logging.INFO, "", 0, "bytes of a path: %s", ("\udcff",), None
+    )
+    handler.handle(record)  # pytest's own handlers cannot send it to its main process
+    handler.close()
+    assert (tmp_path / "run.log").read_text() == "bytes of a path: \\udcff\n"
+    assert not capfd.readouterr().err
 
 
 def test_a_run_leaves_the_loggers_of_the_program_as_they_were(trainer_of) -> None:
