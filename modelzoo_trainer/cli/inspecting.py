@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from modelzoo_trainer.cli.plans import MakeNames, import_modules, load_plans
 from modelzoo_trainer.cli.runner import fail
-from modelzoo_trainer.exit_codes import DONE, FAILED
+from modelzoo_trainer.exit_codes import DONE, FAILED, WRONG_USE
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
 
 
 def check(options: argparse.Namespace, names: MakeNames) -> int:
-    """Check a file and print what would run."""
-    from modelzoo_trainer.config.report import hook_order, report, verdict
+    """Check a file and print what would run; return 2 if that cannot run here."""
+    from modelzoo_trainer.config.report import hook_order, report, runs_here, verdict
     from modelzoo_trainer.config.secrets import hide_in_text
 
     plans = load_plans(options, names, for_a_run=False)
@@ -30,7 +30,8 @@ def check(options: argparse.Namespace, names: MakeNames) -> int:
         if options.explain_hooks:
             texts.append(hook_order(plan))
     texts.append(verdict(plans))
-    return output(hide_in_text("\n\n".join(texts)))
+    code = output(hide_in_text("\n\n".join(texts)))
+    return code if runs_here(plans) else WRONG_USE
 
 
 def plan(options: argparse.Namespace, names: MakeNames) -> int:

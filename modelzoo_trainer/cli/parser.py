@@ -99,6 +99,12 @@ exit codes:
 Training that is stopped saves a checkpoint if it can; run the same command again to resume. With
 init.autorestart.max_num_restarts in the file, a run that fails is restarted automatically."""
 
+_CHECK_CODES: Final = """\
+exit codes:
+  0    the file runs here
+  2    the command or the file is invalid, or the file cannot run here: the last line names what
+       is missing, such as data, a class or a checkpoint"""
+
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Return the options; `action` is "run", "compile", "check", "plan" or "schema".
@@ -176,8 +182,8 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 def _epilog(name: str) -> str:
     examples = _EXAMPLES.get(name, (f"{name} params.yaml",))
     lines = "\n".join(f"  {PROG} {example}" for example in examples)
-    codes = f"\n\n{_EXIT_CODES}" if name in _RUNS or not name else ""
-    return f"examples:\n{lines}{codes}"
+    codes = _CHECK_CODES if name == "check" else _EXIT_CODES if name in _RUNS or not name else ""
+    return "\n\n".join(part for part in (f"examples:\n{lines}", codes) if part)
 
 
 def _parse_known(

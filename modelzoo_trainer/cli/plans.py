@@ -91,10 +91,18 @@ def shipped_names(modules: Sequence[ModuleType]) -> Names:
 
 
 def check_run(options: argparse.Namespace) -> list[TrainerPlan]:
-    """Check the file that a command line runs, as `check` does, and return its plans.
+    """Check the file of a run that is started elsewhere, and return its plans.
 
     Raises:
-        ConfigError: If it is invalid.
+        ConfigError: If it is invalid, or needs what this package does not have.
     """
+    from modelzoo_trainer.config.positions import DATA
+
     with modules_of_the_user(options):
-        return load_plans(options, shipped_names, for_a_run=False)
+        plans = load_plans(options, shipped_names, for_a_run=False)
+    elsewhere = ("checkpoint", DATA, "device")  # may be where the run will be
+    noted = dict.fromkeys(note for plan in plans for note in plan.notes)
+    lacks = [str(note) for note in noted if note.lack and note.lack.kind not in elsewhere]
+    if lacks:
+        raise ConfigError("\n".join(lacks))
+    return plans

@@ -77,7 +77,7 @@ def test_a_validation_without_weights_is_refused_unless_null_is_given(run, capsy
     said = capsys.readouterr().err
     assert re.search(r"no weights to validate: .* no checkpoint in '.*out'", said)
     assert "--checkpoint_path" in said
-    assert run("--mode", "eval", "--check") == 0
+    assert run("--mode", "eval", "--check") == 2
     assert "invalid: no checkpoint in model_dir" in capsys.readouterr().out
     assert run("--mode", "eval", "--set", "validate.ckpt_path=null") == 0
     assert len(validations()) == 1

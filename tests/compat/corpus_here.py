@@ -4,3 +4,5 @@ import os
 from pathlib import Path
 
 CORPUS = Path(os.environ.get("MODELZOO_CORPUS") or "/nonexistent")
+CONFIGURATIONS = CORPUS / "cerebras_modelzoo"
+"""The YAML files; the other folders have recorded numbers."""

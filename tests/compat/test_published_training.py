@@ -12,7 +12,7 @@ import pytest
 from benchmarks import published
 from benchmarks.published_scaling import LENGTH, STEPS, VOCABULARY, scaled
 from modelzoo_trainer.config.shipped import shipped_names
-from tests.compat.corpus_here import CORPUS
+from tests.compat.corpus_here import CONFIGURATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = """\
@@ -224,7 +224,7 @@ def rows_of_page() -> dict[str, tuple[str, str]]:
 def test_the_page_has_every_file_and_the_reasons_of_a_check() -> None:
     """To renew it: python -m benchmarks.published FOLDER --write."""
     rows, names = rows_of_page(), shipped_names()
-    folder = CORPUS / "cerebras_modelzoo"
+    folder = CONFIGURATIONS
     paths = {str(path.relative_to(folder)): path for path in folder.rglob("*.yaml")}
     assert rows.keys() == paths.keys()
     wrong = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.config.shipped import shipped_names
-from tests.compat.corpus_here import CORPUS
+from tests.compat.corpus_here import CONFIGURATIONS
 from tests.config.mutants import GIVEN_TWICE, KINDS, MISSING, Mutant, keys_of, mutants_of
 from tests.config.shapes import Format
 from tests.config.verdicts import Verdicts
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.corpus
 
 @pytest.fixture(scope="module")
 def files():
-    paths = [*sorted(CONFIGS.glob("*.yaml")), *sorted(CORPUS.rglob("*.yaml"))]
+    paths = [*sorted(CONFIGS.glob("*.yaml")), *sorted(CONFIGURATIONS.rglob("*.yaml"))]
     assert len(paths) >= 80
     return {f"{path.parent.name}/{path.name}": path.read_text("utf-8") for path in paths}
 

@@ -15,7 +15,7 @@ from modelzoo_trainer.config.loader import to_yaml
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.overrides import parse_override
 from modelzoo_trainer.config.shipped import shipped_names
-from tests.compat.corpus_here import CORPUS
+from tests.compat.corpus_here import CONFIGURATIONS
 from tests.config.attempts import Attempts
 from tests.config.inputs import CHANGES, FILES, LEGACY_FILES, PIECES, spoilt
 
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[int, int, st.SearchStrategy[Any], Case]] = {
     "spoilt published files": (
         200,
         4000,
-        st.tuples(spoilt(sorted(CORPUS.rglob("*.yaml"))), MODE, st.booleans()),
+        st.tuples(spoilt(sorted(CONFIGURATIONS.rglob("*.yaml"))), MODE, st.booleans()),
         load,
     ),
 }

@@ -20,7 +20,7 @@ from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
-from tests.compat.corpus_here import CORPUS
+from tests.compat.corpus_here import CONFIGURATIONS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
@@ -290,7 +290,7 @@ def test_a_key_of_the_format_that_is_not_supported_fits(shipped):
 
 @pytest.mark.corpus
 def test_the_published_configurations_fit(shipped):
-    paths = [path for path in sorted(CORPUS.rglob("*.yaml")) if path.name != NAMELESS]
+    paths = [path for path in sorted(CONFIGURATIONS.rglob("*.yaml")) if path.name != NAMELESS]
     found = {path.name: complaints(shipped, content_of(path)) for path in paths}
     assert len(found) > 50
     assert {name: wrong for name, wrong in found.items() if wrong} == {}

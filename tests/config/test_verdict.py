@@ -35,10 +35,15 @@ def text_of(name: str) -> str:
 
 
 def closing_line(tmp_path, capsys, text: str, *options: str) -> str:
+    """Return the last line; the exit code is 0 exactly if it says that the file runs."""
     path = tmp_path / "params.yaml"
     path.write_text(text)
-    assert main(["--params", str(path), "--check", *options]) == 0
-    return capsys.readouterr().out.splitlines()[-1]
+    code = main(["--params", str(path), "--check", *options])
+    shown, said = capsys.readouterr()
+    assert shown.startswith(f"{path} is valid (nothing was built).\n")  # the plan is shown anyway
+    line = shown.splitlines()[-1]
+    assert (code, said) == (0 if line.endswith("s here.") else 2, "")
+    return line
 
 
 @pytest.mark.parametrize(
@@ -99,4 +104,39 @@ def test_a_setting_that_is_not_supported_and_a_file_without_anything_to_run(
         "    train_dataloader", "    val_dataloader", 1
     )
     validates = "\n".join(only.splitlines()[:-1]).replace(model, RIGHT["MODEL"])
-    assert closing_line(tmp_path, capsys, validates, "--mode", "eval") == "Verdict: runs here."
+    new = ("--mode", "eval", "--set", "validate.ckpt_path=null")
+    assert closing_line(tmp_path, capsys, validates, *new) == "Verdict: runs here."
+
+
+@pytest.mark.parametrize(
+    ("mode", "key", "ckpt"),
+    [
+        ("eval", "validate.val_dataloader", "validate.ckpt_path"),
+        ("eval_all", "validate_all.val_dataloaders", "validate_all.ckpt_paths"),
+        ("predict", "predict.dataloader", "predict.ckpt_path"),
+    ],
+)
+def test_an_evaluation_without_weights_cannot_run(tmp_path, capsys, monkeypatch, mode, key, ckpt):
+    monkeypatch.chdir(tmp_path)
+    section, _, loader = key.partition(".")
+    text = f"{FILE.partition('  fit:')[0]}  {section}: {{{loader}: {DIGITS}}}\n"
+    text = text.replace("MODEL", RIGHT["MODEL"]).replace("CALLBACKS", "[]")
+    assert f"missing: setting '{ckpt}'" in closing_line(tmp_path, capsys, text, "--mode", mode)
+    assert main(["--params", "params.yaml", "--mode", mode]) == 2
+    capsys.readouterr()
+    if mode != "eval_all":
+        new = ("--mode", mode, "--set", f"{ckpt}=null")
+        assert closing_line(tmp_path, capsys, text, *new) == "Verdict: runs here."
+
+
+def test_a_job_is_not_started_elsewhere_with_what_this_package_lacks(tmp_path, capsys) -> None:
+    path = tmp_path / "params.yaml"
+    words = ["launch", "--on", "slurm", "--dry-run", str(path)]
+    text = FILE.replace("CALLBACKS", "[]").replace("VAL", DIGITS)
+    elsewhere = text.replace("MODEL", RIGHT["MODEL"]).replace("TRAIN", text_of("/of/the/cluster"))
+    path.write_text(elsewhere)
+    assert main(words) == 0
+    path.write_text(elsewhere.replace(RIGHT["MODEL"], "{name: dpr/embedding_generation}"))
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "dpr/embedding_generation" in capsys.readouterr().err

@@ -2,6 +2,6 @@
 
 from modelzoo_trainer.config.report.hooks import hook_order
 from modelzoo_trainer.config.report.run import report
-from modelzoo_trainer.config.report.verdict import lacks_of, verdict
+from modelzoo_trainer.config.report.verdict import lacks_of, runs_here, verdict
 
-__all__ = ["hook_order", "lacks_of", "report", "verdict"]
+__all__ = ["hook_order", "lacks_of", "report", "runs_here", "verdict"]

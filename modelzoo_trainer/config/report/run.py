@@ -41,10 +41,8 @@ def run_lines(plan: TrainerPlan) -> list[str]:
     lines += row("device", init.get("device", "cpu (default)"))
     if init.get("backend"):
         lines += argument_lines(init["backend"], 2, f"{'options:':{LABEL}}")
-    folder, mark = init.get("model_dir"), ""
-    if folder is None:
-        parameter = inspect.signature(plan.trainer).parameters.get("model_dir")
-        folder, mark = (None if parameter is None else parameter.default), " (default)"
+    folder = _model_dir(plan)
+    mark = "" if init.get("model_dir") is not None else " (default)"
     if folder is not None:
         lines += row("model_dir", f"{show(plain(folder))}{mark}")
     if init.get("call_model"):
@@ -52,11 +50,37 @@ def run_lines(plan: TrainerPlan) -> list[str]:
     seed = init.get("seed")
     lines += row("seed", "none (default)" if seed is None else str(seed))
     if plan.method is not None:
-        lines += row("start", _start(plan, folder))
+        lines += row("start", _start(plan))
     return lines + (row("resuming", _resuming(plan)) if plan.method == "fit" else [])
 
 
-def _start(plan: TrainerPlan, model_dir: str | Path | None) -> str:
+def _model_dir(plan: TrainerPlan) -> str | Path | None:
+    given: str | Path | None = plan.init.get("model_dir")
+    if given is not None:
+        return given
+    parameter = inspect.signature(plan.trainer).parameters.get("model_dir")
+    return None if parameter is None else parameter.default
+
+
+def _root(plan: TrainerPlan, checkpoint: Checkpoint) -> tuple[str | Path | None, str]:
+    """Return the folder of checkpoints, or its URL, and how to name it."""
+    root = checkpoint.checkpoint_url or checkpoint.checkpoint_root
+    if root is None:
+        return _model_dir(plan), "model_dir"
+    return root, show(plain(root))
+
+
+def missing_weights(plan: TrainerPlan) -> str | None:
+    """Return why the plan has no weights to validate, test or predict with; None if it has."""
+    if plan.method in (None, "fit") or METHODS[plan.method].ckpt in plan.call:
+        return None
+    checkpoint = RunLength.of(plan).checkpoint
+    if METHODS[plan.method].needs_weights and not checkpoint.autoload_last_checkpoint:
+        return "autoload_last_checkpoint is false"
+    return _no_checkpoint(checkpoint, *_root(plan, checkpoint))
+
+
+def _start(plan: TrainerPlan) -> str:
     method = METHODS[plan.method or "fit"]
     key = method.ckpt
     given = plan.call.get(key, ...)
@@ -64,13 +88,12 @@ def _start(plan: TrainerPlan, model_dir: str | Path | None) -> str:
         return f"new weights ({key}: null)"
     if given is not ...:
         return f"{show(plain(given))} ({key})"
+    if why := missing_weights(plan):
+        return f"invalid: {why}, so {key} is required"
     checkpoint = RunLength.of(plan).checkpoint
-    root = checkpoint.checkpoint_url or checkpoint.checkpoint_root
-    folder = "model_dir" if root is None else show(plain(root))
+    _, folder = _root(plan, checkpoint)
     if plan.method == "validate_all":
         return f"each checkpoint in {folder}"
-    if method.needs_weights and (why := _lack(checkpoint, root or model_dir, folder)):
-        return f"invalid: {why}, so {key} is required"
     if not checkpoint.autoload_last_checkpoint:
         return "new weights (autoload_last_checkpoint: false)"
     otherwise = " if there is one, else new weights" if plan.method == "fit" else ""
@@ -90,10 +113,8 @@ def _resuming(plan: TrainerPlan) -> str:
     )
 
 
-def _lack(checkpoint: Checkpoint, place: str | Path | None, shown: str) -> str | None:
+def _no_checkpoint(checkpoint: Checkpoint, place: str | Path | None, shown: str) -> str | None:
     """Return why there is no checkpoint to validate, or None if there seems to be one."""
-    if not checkpoint.autoload_last_checkpoint:
-        return "autoload_last_checkpoint is false"
     if place is None or is_url(place):  # not known without the network
         return None
     try:

@@ -7,6 +7,7 @@ from typing import Final
 
 from modelzoo_trainer.config.plan import METHODS, TrainerPlan
 from modelzoo_trainer.config.positions import DATA, Lack
+from modelzoo_trainer.config.report.run import missing_weights
 
 LABEL: Final = "Verdict: "
 _MOST_SHOWN: Final = 3  # missing folders and files
@@ -19,12 +20,24 @@ def lacks_of(plans: Sequence[TrainerPlan]) -> list[Lack]:
     `plans`: checked with `for_a_run=False`.
     """
     found = [note.lack for plan in plans for note in plan.notes if note.lack is not None]
+    for plan in plans[:1]:  # later trainers may start from what earlier ones write
+        if plan.method is not None and missing_weights(plan) is not None:
+            found.append(Lack("setting", f"{plan.method}.{METHODS[plan.method].ckpt}"))
     return list(dict.fromkeys(found))
+
+
+def runs_here(plans: Sequence[TrainerPlan]) -> bool:
+    """Return whether the command that runs the file would begin, as far as the file shows."""
+    return _methods(plans) != [None] and not lacks_of(plans)
+
+
+def _methods(plans: Sequence[TrainerPlan]) -> list[str | None]:
+    return list(dict.fromkeys(plan.method for plan in plans))
 
 
 def verdict(plans: Sequence[TrainerPlan]) -> str:
     """Return one line: the file trains here, needs data, or cannot run here and why."""
-    methods = list(dict.fromkeys(plan.method for plan in plans))
+    methods = _methods(plans)
     if methods == [None]:
         return f"{LABEL}nothing to run; the file has none of {', '.join(METHODS)}."
     lacks = lacks_of(plans)
