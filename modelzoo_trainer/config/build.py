@@ -249,7 +249,9 @@ class _Checking:
             return {}
         if "optimizer" not in found:
             path = place.path_of("optimizer")
-            problems.add(place.key_at, path, f"missing; the command {self._method!r} requires it.")
+            null = place.key("optimizer")
+            at = place.key_at if null is None else null.key_at
+            problems.add(at, path, f"missing; the command {self._method!r} requires it.")
         return found
 
     def _section(self, key: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Component:
 
     target: Any
     arguments: dict[str, Any]  # by name; components among them are built first
-    at: Position  # where the file names it
+    at: Position  # where the file names it, or the option that set an argument
     path: str
 
     def build(self, *injected: Any) -> Any:
@@ -130,7 +130,7 @@ def check_call(
     schema = schema_of(target, num_injected) if is_shipped else target.schema
     arguments = check_arguments(place, schema, problems, nested=nested, ignored=ignored)
     arguments = {name: with_root(value) for name, value in arguments.items()}
-    return Component(target, arguments, place.key_at, place.path)
+    return Component(target, arguments, option_in(place.node) or place.key_at, place.path)
 
 
 def named(place: Place, table: NameTable, problems: Problems) -> tuple[Any, Place] | None:
@@ -149,10 +149,27 @@ def named(place: Place, table: NameTable, problems: Problems) -> tuple[Any, Plac
     if len(node.entries) != 1:
         keys = ", ".join(repr(key) for key in node.entries) or "no key"
         hint = " Indent the arguments below the name." if is_null_first(node) else ""
+        hint = beside(place) or hint
         at = option_in(node) or node.at
         problems.add(at, place.path, f"{form}, with exactly one key; got {keys}.{hint}")
         return None
     return next(place.pairs())
+
+
+def beside(place: Place) -> str:
+    """Return what to write in place of an option that set a key beside the class of a file.
+
+    "" if no option did so. The text begins with a space.
+    """
+    entries = place.node.entries if isinstance(place.node, Mapping) else {}
+    named = [key for key, entry in entries.items() if not entry.key_at.is_option]
+    if len(named) != 1 or len(entries) == 1:
+        return ""
+    return (
+        f" The file has {named[0]!r} there. To change an argument of it, use "
+        f"--set {place.path_of(named[0])}.ARGUMENT=VALUE; to replace it, "
+        f"--set '{place.path}={{ClassName: {{...}}}}'."
+    )
 
 
 def _bare_name(name: str, form: str, table: NameTable) -> str:

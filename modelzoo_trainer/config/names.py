@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 
 from modelzoo_trainer.config.arguments import Schema
 from modelzoo_trainer.config.positions import Lack, Place, Problems
+from modelzoo_trainer.config.positions import Mapping as MappingNode
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.foreign_names import CALLBACKS, advice_for
 from modelzoo_trainer.user_modules import import_module
@@ -26,6 +27,9 @@ def _nothing(*given: object) -> tuple[()]:
     return ()
 
 
+_HOW_TO_QUOTE: Final = (
+    """ A class that the file does not name is quoted if it has dots: --set 'a."pkg.Class".b=1'."""
+)
 _HOW_TO_WRITE: Final = {
     "model": "model: {mypkg.MyModel: {...}}",
     "data processor": "data_processor: mypkg.MyProcessor",
@@ -103,7 +107,9 @@ class NameTable:
                 problems.add_to_run(place.key_at, place.path, found.advice, lack)
             return found
         except ConfigError as error:
-            problems.add(place.key_at, place.path, str(error))
+            inside = isinstance(place.node, MappingNode)
+            hint = _HOW_TO_QUOTE if inside and place.key_at.is_option else ""
+            problems.add(place.key_at, place.path, f"{error}{hint}")
             return None
 
     def resolve(self, name: str) -> Any:

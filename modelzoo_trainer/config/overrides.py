@@ -103,7 +103,7 @@ def apply_overrides(root: Node, overrides: list[Override]) -> Node:
 def _set(node: Node | None, steps: tuple[str | Item, ...], override: Override, path: str) -> Node:
     if not steps:
         return override.node
-    step, rest = steps[0], steps[1:]
+    step, rest = _first(node, steps)
     if isinstance(step, Item):
         return _set_item(node, step, rest, override, path)
     if path == "trainer" and isinstance(node, Sequence):
@@ -122,6 +122,22 @@ def _set(node: Node | None, steps: tuple[str | Item, ...], override: Override, p
     value = _set(node.get(step), rest, override, f"{path}.{step}" if path else step)
     key_at = override.at if not rest or step not in node.entries else node.entries[step].key_at
     return replace(node, entries={**node.entries, step: Entry(key_at, value)})
+
+
+def _first(
+    node: Node | None, steps: tuple[str | Item, ...]
+) -> tuple[str | Item, tuple[str | Item, ...]]:
+    """Return the first step and the others.
+
+    Several keys are one step if they are a key with dots, such as `torch.optim.SGD`.
+    """
+    there = node.entries if isinstance(node, Mapping) else {}
+    for num in range(2, len(steps) + 1) if steps[0] not in there else ():
+        keys = [step for step in steps[:num] if isinstance(step, str)]
+        joined = ".".join(keys)
+        if len(keys) == num and joined in there:
+            return joined, steps[num:]
+    return steps[0], steps[1:]
 
 
 def _set_item(

@@ -19,6 +19,11 @@ class Position:
     line: int = 0  # from 1; 0 = not in a file, as on the command line
     column: int = 0  # from 1
 
+    @property
+    def is_option(self) -> bool:
+        """Whether it is an option of the command line."""
+        return not self.line
+
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
@@ -71,9 +76,16 @@ def is_null(node: Node | None) -> bool:
 
 
 def option_in(node: Node) -> Position | None:
-    """Return the command-line option that set a key of a mapping, or None."""
-    entries = node.entries.values() if isinstance(node, Mapping) else ()
-    return next((entry.key_at for entry in entries if not entry.key_at.line), None)
+    """Return the command-line option that set a key or item inside a value, or None."""
+    match node:
+        case Mapping():
+            parts = [(entry.key_at, entry.node) for entry in node.entries.values()]
+        case Sequence():
+            parts = [(item.at, item) for item in node.items]
+        case Scalar():
+            return None
+    options = (at if at.is_option else option_in(inner) for at, inner in parts)
+    return next(filter(None, options), None)
 
 
 def to_plain(node: Node, instead: dict[int, Any] | None = None) -> Any:

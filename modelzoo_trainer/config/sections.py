@@ -13,6 +13,7 @@ from modelzoo_trainer.config.arguments import check_value, schema_of
 from modelzoo_trainer.config.components import (
     Component,
     add_lack,
+    beside,
     check_call,
     check_component,
     check_list,
@@ -26,6 +27,7 @@ from modelzoo_trainer.config.positions import (
     Lack,
     Mapping,
     Place,
+    Position,
     Problems,
     Scalar,
     describe,
@@ -60,6 +62,7 @@ INIT_KEYS: Final = (
 OPTIONAL_TEXT: Final = str | None
 OPTIONAL_TEXTS: Final = str | list[str] | None
 OPTIONAL_PATH: Final = Path | None
+_NAME_IT: Final = "add `name: <model>`, or write `package.Class: {...}`"
 _OLDER_NAMES: Final = {"LlamaModel": "llama"}
 SEED: Final = Seed | None
 OPTIONAL_CALL: Final = Call | None
@@ -84,8 +87,8 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
         problems.note(older.key_at, older.path, "an older key for name; both work.")
         name = name or older
     if name is None:
-        if isinstance(place.node, Mapping) and len(place.node.entries) != 1:
-            add_lack(place, "name", "it selects the model", problems, Lack("setting", "name"))
+        if _lacks_name(place):
+            add_lack(place, "name", _NAME_IT, problems, Lack("setting", "name"))
             return None
         return check_component(place, names.models, problems)
     name = _today_s(name, problems)
@@ -101,10 +104,17 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
     return check_call(target, place, problems, nested=nested, ignored=ignored)
 
 
+def _lacks_name(place: Place) -> bool:
+    """Return whether a model is written with its arguments, not as {package.Class: {...}}."""
+    if not isinstance(place.node, Mapping) or len(place.node.entries) == 1:
+        return False
+    return not any("." in str(key) for key in place.node.entries)
+
+
 def _inner_model(place: Place, problems: Problems, names: Names) -> dict[str, Any] | None:
     """Return the settings of a model that is an argument of another one, without inert ones."""
     if place.key("name") is None and place.key("model_name") is None:
-        add_lack(place, "name", "it selects the model", problems, Lack("setting", "name"))
+        add_lack(place, "name", _NAME_IT, problems, Lack("setting", "name"))
         return None
     component = check_model(place, names, problems)
     if component is None:
@@ -170,7 +180,7 @@ def check_dataloader(place: Place, names: Names, problems: Problems) -> Componen
         return None
     name = place.key("data_processor")
     if name is None:
-        why = "it selects the class that reads the data"
+        why = "add `data_processor: <class>`, which reads the data"
         add_lack(place, "data_processor", why, problems)
         return None
     target = _named_class(name, names.processors, problems)
@@ -188,8 +198,7 @@ def _try_processor(component: Component, names: Names, place: Place, problems: P
     try:
         lacks = names.try_processor(component)
     except ConfigError as error:
-        inner = _named_in(str(error), "", place)
-        problems.add((inner or place).key_at, "", component.explain(error))
+        problems.add(_blamed(str(error), "", place), "", component.explain(error))
         return
     for what in map(with_advice, lacks):
         inner = _named_in(what, "", place)
@@ -224,12 +233,16 @@ def _try_build(
         made = make(component)
     except ValueError as error:  # a `ConfigError`, or one of torch's in a shipped class
         _, _, name = component.path.rpartition(".")
-        inner = _named_in(str(error), name, place)
-        at = inner.key_at if inner is not None else option_in(place.node) or place.key_at
-        problems.add(at, "", component.explain(error))
+        problems.add(_blamed(str(error), name, place), "", component.explain(error))
         return
     for text in getattr(made, "notes", ()):
         problems.note(place.key_at, component.path, text)
+
+
+def _blamed(message: str, owner: str, place: Place) -> Position:
+    """Return the position of the key that a message starts with, else an option's, else `place`."""
+    inner = _named_in(message, owner, place)
+    return inner.key_at if inner is not None else option_in(place.node) or place.key_at
 
 
 def _named_in(message: str, owner: str, place: Place) -> Place | None:
@@ -263,10 +276,13 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
     num_before = problems.num_added
     inner = dict(place.pairs())
     if len(inner) > 1 and all(isinstance(value.node, Mapping) for value in inner.values()):
+        several = (
+            " To train with several, pass Trainer(optimizer={name: ...}) and a custom "
+            "training_step in Python."
+        )
         what = (
             f"got {len(inner)} optimizers ({', '.join(map(repr, inner))}); a file can have only "
-            f"one. To train with several, pass Trainer(optimizer={{name: ...}}) and a custom "
-            f"training_step in Python."
+            f"one.{beside(place) or several}"
         )
         problems.add(option_in(place.node) or place.node.at, place.path, what)
         return None
@@ -308,12 +324,15 @@ def check_together(
         try:
             names.try_together(optimizer, [one])
         except ConfigError as error:
-            problems.add(place.key_at, place.path, str(error))
+            at = option_in(place.node) or place.key_at
+            problems.add(at, place.path, str(error))
             return
     try:
         names.try_together(optimizer, schedulers)
     except ConfigError as error:
-        problems.add(places[-1].key_at, places[-1].path, str(error))
+        options = filter(None, (option_in(place.node) for place in places))
+        at = next(options, places[-1].key_at)
+        problems.add(at, places[-1].path, str(error))
 
 
 def _only(place: Place) -> Place:

@@ -64,6 +64,37 @@ def test_a_check_refuses_what_a_run_refuses(run, capsys):
     assert capsys.readouterr().err.startswith("params.yaml:8:12: trainer.init.loop.max_stpes: no")
 
 
+DOTTED = (FILE % "").replace("{SGD: {lr", "{torch.optim.SGD: {lr")
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ("init.optimizer.torch.optim.SGD.momentun=1", ["SGD.momentun: ", "'momentum'"]),
+        ("init.optimizer.torch.optim.SGD.momentum=-1", ["optimizer.torch.optim.SGD: ", "-1.0"]),
+        ("init.optimizer.SGD.lr=1", ["init.optimizer.torch.optim.SGD.ARGUMENT=VALUE"]),
+        ("init.optimizer.lr=1", ["init.optimizer.torch.optim.SGD.ARGUMENT=VALUE"]),
+        ("init.optimizer=null", ["init.optimizer: missing"]),
+        ("init.model=null", ["init.model: missing"]),
+        ("init.model={tests.Net: {a: 1}, b: 2}", ["init.model: ", "'tests.Net', 'b'"]),
+        ('init.model={"torch": {nn.Linear: {a: 1}}}', ["'torch'", '."pkg.Class".']),
+        ("fit.train_dataloader.batch_size=0", ["fit.train_dataloader.batch_size: "]),
+    ],
+)
+def test_an_error_of_a_change_names_its_option(run, capsys, change, facts):
+    assert run("--set", "fit.val_dataloader=null", "--set", change, text=DOTTED) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"--set {change}: trainer.")
+    assert all(fact in line for fact in facts), line
+
+
+def test_a_class_that_a_change_made_fail_names_its_option(run, capsys):
+    change = "init.optimizer.torch.optim.SGD.params=[{params: x*}]"
+    text = DOTTED.replace("lr: 0.1", "lr: 0.1, momentum: 0.9")
+    assert run("--set", change, text=text) == 2
+    assert f"--set {change}: trainer.init.optimizer" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--check", "--device=cpu"])
 def test_the_first_100_problems_are_printed_and_the_others_counted(run, capsys, option):
     unknown = "\n    ".join(f"odd_{number}: 1" for number in range(1_234))

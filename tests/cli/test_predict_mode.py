@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_found_in_any_mode(run, capsys, change, told):
     ],
 )
 def test_a_check_lists_what_would_run(run, capsys, mode, lines):
-    assert run("--check", "--mode", mode, "--set", "init.call_model=batch") == 0
+    assert run("--check", "--mode", mode, "--set", "init.call_model=batch") == 2  # no checkpoint
     shown = " ".join(capsys.readouterr().out.split())
     for line in [*lines, "call_model: batch", "ckpt_path"]:
         assert line in shown
@@ -153,7 +153,9 @@ def test_a_check_lists_what_would_run(run, capsys, mode, lines):
 
 def test_a_check_without_a_mode_takes_what_there_is(run, capsys):
     head, _, tail = FILE.partition("  fit:")
-    assert run("--check", text=head + "  test:" + tail.partition("  test:")[2]) == 0
+    assert (
+        run("--check", text=head + "  test:" + tail.partition("  test:")[2]) == 2
+    )  # no checkpoint
     assert "mode: test" in " ".join(capsys.readouterr().out.split())
 
 

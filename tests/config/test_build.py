@@ -259,7 +259,7 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
         ("seed: 1", "trainer.init.model: missing; trainer.init requires it."),
         ("model: null", "trainer.init.model: missing; trainer.init requires it."),
         ("model: tiny_net", "trainer.init.model: a model is written as {ClassName: {arguments}}; "),
-        ("model: {hidden_size: 1, dropout: 0}", "trainer.init.model.name: missing; it selects"),
+        ("model: {hidden_size: 1, dropout: 0}", "trainer.init.model.name: missing; add `na"),
         ("model: {name: tiny}", "trainer.init.model.name: 'tiny' is not a model. Did you mean 'ti"),
         ("model: {name: 3}", "trainer.init.model.name: expected a string, got 3."),
         (

@@ -85,6 +85,17 @@ def test_a_key_with_dots_is_written_in_quotes():
     }
 
 
+def test_a_path_leads_through_a_key_with_dots_that_the_file_has():
+    text = "trainer: {init: {optimizer: {torch.optim.SGD: {lr: 1}, torch: {optim: 2}}}}"
+    for path in ("torch.optim.SGD.lr", "'torch.optim.SGD'.lr".replace("'", '"')):
+        set_ = apply(f"init.optimizer.{path}=3", text=text.replace(", torch: {optim: 2}", ""))
+        assert set_["trainer"]["init"]["optimizer"] == {"torch.optim.SGD": {"lr": 3}}
+    both = apply("init.optimizer.torch.optim=3", text=text)["trainer"]["init"]["optimizer"]
+    assert both == {"torch.optim.SGD": {"lr": 1}, "torch": {"optim": 3}}
+    absent = apply("init.optimizer.torch.optim.Adam=3", text=text.partition(", torch")[0] + "}}}")
+    assert absent["trainer"]["init"]["optimizer"]["torch"] == {"optim": {"Adam": 3}}
+
+
 def test_changes_are_applied_in_order():
     assert init("init.loop={num_steps: 1}", "init.loop.max_steps=7")["loop"] == {
         "num_steps": 1,

@@ -88,12 +88,12 @@ def _start(plan: TrainerPlan) -> str:
         return f"new weights ({key}: null)"
     if given is not ...:
         return f"{show(plain(given))} ({key})"
-    if why := missing_weights(plan):
-        return f"invalid: {why}, so {key} is required"
     checkpoint = RunLength.of(plan).checkpoint
     _, folder = _root(plan, checkpoint)
     if plan.method == "validate_all":
         return f"each checkpoint in {folder}"
+    if why := missing_weights(plan):
+        return f"invalid: {why}, so {key} is required"
     if not checkpoint.autoload_last_checkpoint:
         return "new weights (autoload_last_checkpoint: false)"
     otherwise = " if there is one, else new weights" if plan.method == "fit" else ""

@@ -20,9 +20,11 @@ def lacks_of(plans: Sequence[TrainerPlan]) -> list[Lack]:
     `plans`: checked with `for_a_run=False`.
     """
     found = [note.lack for plan in plans for note in plan.notes if note.lack is not None]
-    for plan in plans[:1]:  # later trainers may start from what earlier ones write
-        if plan.method is not None and missing_weights(plan) is not None:
-            found.append(Lack("setting", f"{plan.method}.{METHODS[plan.method].ckpt}"))
+    found += [
+        Lack("setting", f"{plan.method}.{METHODS[plan.method].ckpt}")
+        for plan in plans[:1]  # later trainers may start from what earlier ones write
+        if plan.method is not None and missing_weights(plan) is not None
+    ]
     return list(dict.fromkeys(found))
 
 
