@@ -62,5 +62,5 @@ def test_the_commands_of_checkpoints_exist(root):
 def test_the_changes_can_be_made(page):
     changes = [change for change in CHANGE.findall(page) if "trainer[1]" not in change]
     root = read_text("trainer: {init: {schedulers: [{LinearLR: {}}]}}", "page.yaml")
-    assert len(changes) == 2
+    assert len(changes) == 3
     assert apply_overrides(root, [parse_override(change) for change in changes]) is not root
