@@ -1,24 +1,21 @@
 """The names of the Cerebras Model Zoo for the weights of our decoders, in both directions.
 
-There, the rotated dimensions of queries and keys are interleaved pairs, and the weights of experts
-are stacked along their second dimension. The final norm is there twice in files that the converters
-of the Model Zoo wrote: as `transformer_decoder.norm` and as `ln_f`.
+There, the rotated dimensions of queries and keys are interleaved pairs. The final norm is there
+twice: as `transformer_decoder.norm` and as `ln_f`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
-from typing_extensions import override
 
 from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
 from modelzoo_trainer.checkpointing.weights_folder import Shape
+from modelzoo_trainer.conversion.cerebras_experts import implementation_of, rule_of_experts
 from modelzoo_trainer.conversion.engine import (
     OUR_EMBEDDING,
     Plan,
@@ -27,7 +24,7 @@ from modelzoo_trainer.conversion.engine import (
     plan_theirs,
 )
 from modelzoo_trainer.conversion.families.bloom import OUR_SLOPES, Slopes
-from modelzoo_trainer.conversion.rules import Copy, InterleavedRows, Read, Rule
+from modelzoo_trainer.conversion.rules import Copy, InterleavedRows, Rule
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.published_names import published_name
@@ -35,12 +32,6 @@ from modelzoo_trainer.models.published_names import published_name
 PREFIX: Final = "model."
 """What precedes the names in checkpoints of a run there."""
 _QUERIES_AND_KEYS: Final = re.compile(r"layers\.\d+\.attention\.[qk]_proj\.(weight|bias)")
-_EXPERTS: Final = {
-    "up": "0.linear_layer",
-    "gate": "0.linear_layer_for_glu",
-    "down": "1.linear_layer",
-}
-_EXPERT: Final = re.compile(r"layers\.(\d+)\.ffn\.experts\.(up|gate|down)")
 _ROUTER: Final = re.compile(r"layers\.(\d+)\.ffn\.router\.(weight|bias)")
 _POST_NORM: Final = re.compile(r"layers\.(\d+)\.(attention|ffn)_post_norm\.(\w+)")
 _SLOPES: Final = "embedding_layer.position_embed_helper.slopes"
@@ -50,26 +41,12 @@ _OLDER: Final = {  # before version 2.1
         "embedding_layer.position_embeddings.weight"
     ),
 }
-_UNUSED: Final = r"ln_f\.(weight|bias)"  # the final norm again
+_FINAL_NORM: Final = {
+    f"transformer_decoder.norm.{kind}": f"ln_f.{kind}" for kind in ("weight", "bias")
+}
+"""Its name that is read, and its name again."""
+_UNUSED_ROUTER: Final = re.compile(r"\.ffn\.gate\.(weight|bias)$")
 _HDF5: Final = (".mdl", ".h5", ".hdf5")
-
-
-@dataclass(frozen=True, slots=True)
-class SecondDim(Copy):
-    """Tensors of experts, stacked along the first dimension here and along the second there."""
-
-    @override
-    def their_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        first, second, *rest = shapes[0]
-        return [(second, first, *rest)]
-
-    @override
-    def to_theirs(self, read: Read) -> Iterator[Tensor]:
-        yield read(0).transpose(0, 1).contiguous()
-
-    @override
-    def to_ours(self, read: Read, shapes: Sequence[Shape]) -> Iterator[Tensor]:
-        yield read(0).transpose(0, 1).contiguous()
 
 
 def rules_of(
@@ -84,20 +61,21 @@ def rules_of(
         settings: Of our decoder.
         shapes: Of its tensors, by name.
         prefix: What precedes the names there: of a run, or "" of the converters of the Model Zoo.
-        names: Those in a file, which may be of an older version; None = of the current one.
+        names: Those in a file, which may be of an older version, and of another implementation of
+            experts than in the settings; None = of the current one.
 
     Raises:
         ConfigError: If a tensor has no published name.
     """
-    experts = settings.experts
-    if experts is not None and (experts.num_shared or settings.use_ffn_bias):
-        name = "moe.num_shared_experts" if experts.num_shared else "use_ffn_bias"
-        raise ConfigError(
-            f"{name}: the layout of such experts in the Cerebras Model Zoo is not documented, so "
-            f"the weights cannot be converted to or from it."
-        )
     rules: list[Rule] = []
+    experts = settings.experts
+    found = implementation_of(names or ())
     for name in shapes:
+        if experts is not None:
+            rule = rule_of_experts(name, prefix, experts, found or experts.moe_implementation)
+            if rule is not None:
+                rules.append(rule)
+                continue
         their = _their_name(name)
         older = _OLDER.get(their, their)
         their = f"{prefix}{older if names and f'{prefix}{older}' in names else their}"
@@ -110,8 +88,6 @@ def rules_of(
 
 
 def _rule(name: str, their: str, settings: DecoderSettings) -> Rule:
-    if _EXPERT.fullmatch(name):
-        return SecondDim(name, their)
     if settings.position_embedding_type == "rotary" and _QUERIES_AND_KEYS.fullmatch(name):
         return InterleavedRows(name, their, settings.head_dim, settings.turning_dim)
     return Copy(name, their)
@@ -120,10 +96,6 @@ def _rule(name: str, their: str, settings: DecoderSettings) -> Rule:
 def _their_name(name: str) -> str:
     if name == OUR_SLOPES:
         return _SLOPES
-    found = _EXPERT.fullmatch(name)
-    if found is not None:
-        layer = f"transformer_decoder.layers.{found[1]}.ffn.experts.fused_ffns"
-        return f"{layer}.{_EXPERTS[found[2]]}.expert_weights"
     found = _ROUTER.fullmatch(name)
     if found is not None:
         return f"transformer_decoder.layers.{found[1]}.ffn.gate.{found[2]}"
@@ -195,16 +167,17 @@ def plan_from_cerebras(
     """
     names = source.names()
     prefix = PREFIX if any(name.startswith(PREFIX) for name in names) else ""
-    ignored = {name for name in names if re.fullmatch(_UNUSED, name.removeprefix(prefix))}
+    ignored = {f"{prefix}{again}" for again in _FINAL_NORM.values()}
+    if settings.experts is not None and settings.experts.routing_algorithm != "learned":
+        ignored |= {name for name in names if _UNUSED_ROUTER.search(name)}
     head, embedding = f"{prefix}lm_head.weight", f"{prefix}{_their_name(OUR_EMBEDDING)}"
     if settings.share_embedding_weights and head in names:
         why = "but share_embedding_weights is true. Set it to false in the model's settings"
         _check_equal(source, embedding, head, where, why)
         ignored.add(head)
-    for kind in ("weight", "bias"):
-        once, again = f"{prefix}transformer_decoder.norm.{kind}", f"{prefix}ln_f.{kind}"
+    for once, again in _FINAL_NORM.items():
         why = "though both are the final norm. Remove the one that was not trained"
-        _check_equal(source, once, again, where, why)
+        _check_equal(source, f"{prefix}{once}", f"{prefix}{again}", where, why)
     rules = rules_of(settings, shapes, prefix, names)
     return plan_named_as_ours(rules, source, shapes, ignored=ignored, where=where, dtype=dtype)
 
@@ -229,11 +202,17 @@ def plan_to_cerebras(
     return plan_theirs(rules, source, shapes, where=where, dtype=dtype)
 
 
-def aliases_of(settings: DecoderSettings) -> dict[str, str]:
-    """Return further names of tensors there: tied weights."""
-    if not settings.share_embedding_weights:
-        return {}
-    return {f"{PREFIX}lm_head.weight": f"{PREFIX}{_their_name(OUR_EMBEDDING)}"}
+def aliases_of(settings: DecoderSettings, names: Collection[str]) -> dict[str, str]:
+    """Return further names of tensors there, as the state of such a model has them.
+
+    Args:
+        settings: Of our decoder.
+        names: Of the tensors there.
+    """
+    found = {f"{PREFIX}{again}": f"{PREFIX}{once}" for once, again in _FINAL_NORM.items()}
+    if settings.share_embedding_weights:
+        found[f"{PREFIX}lm_head.weight"] = f"{PREFIX}{_their_name(OUR_EMBEDDING)}"
+    return {alias: name for alias, name in found.items() if name in names}
 
 
 def state_of(plan: Plan, settings: DecoderSettings) -> dict[str, Any]:
@@ -242,5 +221,5 @@ def state_of(plan: Plan, settings: DecoderSettings) -> dict[str, Any]:
     Cost: All tensors in host memory.
     """
     model = dict(plan.tensors())
-    model |= {alias: model[name] for alias, name in aliases_of(settings).items()}
+    model |= {alias: model[name] for alias, name in aliases_of(settings, model).items()}
     return {"model": model}

@@ -327,7 +327,7 @@ def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, Plan]:
     if request.target.suffix == ".pt":
         save_file(request.target, cerebras.state_of(plan, settings), num_bytes)
     else:
-        aliases = cerebras.aliases_of(settings)
+        aliases = cerebras.aliases_of(settings, plan.specs)
         with new_folder(request.target, num_bytes) as hidden:
             write_tensors(
                 hidden,
@@ -336,4 +336,6 @@ def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, Plan]:
                 shard_bytes=request.shard_bytes,
                 aliases=aliases,
             )
-    return "weights with the names of the Cerebras Model Zoo", plan
+    what = "weights with the names of the Cerebras Model Zoo"
+    experts = settings.experts
+    return what if experts is None else f"{what} ({experts.moe_implementation} experts)", plan

@@ -52,7 +52,8 @@ class MoeParams(TypedDict, total=False):
             training; 0 = none.
         load_balancing_loss_over: Whether the loss balances the experts of each `sequence`, as in
             the Model Zoo, or of each `batch` of a process, as in the papers. Not a published key.
-        moe_implementation: Accepted for compatibility; no effect.
+        moe_implementation: Of the Model Zoo: whose names and shapes of tensors
+            `checkpoint convert --to cerebras` writes. No effect on the computation.
     """
 
     __pydantic_config__ = {"extra": "allow"}  # type: ignore[misc]  # noqa: RUF012
