@@ -103,6 +103,7 @@ def _convert(options: argparse.Namespace) -> list[str]:
     import torch
 
     from modelzoo_trainer.config.loader import to_yaml
+    from modelzoo_trainer.config.model_sections import models_in
     from modelzoo_trainer.conversion.command import Request, convert
     from modelzoo_trainer.planning.figures import bytes_of
 
@@ -119,7 +120,7 @@ def _convert(options: argparse.Namespace) -> list[str]:
             family=options.family,
             merge_adapters=options.merge_adapters,
             averaged=options.averaged,
-            read_yaml=_read_yaml,
+            models_in=models_in,
             to_yaml=to_yaml,
         )
     )
@@ -157,11 +158,3 @@ def _check(options: argparse.Namespace) -> None:
                 f"{name} has an effect only on checkpoints of this trainer. Omit it, or --from."
             )
     options.target = Path(os.path.abspath(options.target))
-
-
-def _read_yaml(path: Path) -> object:
-    """Return the content of a YAML file as plain values."""
-    from modelzoo_trainer.config.loader import read_file
-    from modelzoo_trainer.config.positions import to_plain
-
-    return to_plain(read_file(path))

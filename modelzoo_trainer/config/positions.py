@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -101,6 +102,15 @@ def to_plain(node: Node, instead: dict[int, Any] | None = None) -> Any:
         case Mapping():
             entries = node.entries.items()
             return {key: to_plain(entry.node, instead) for key, entry in entries}
+
+
+def from_plain(value: Any, at: Position) -> Node:
+    """Return plain values with one position."""
+    if isinstance(value, MappingOf):
+        return Mapping({key: Entry(at, from_plain(one, at)) for key, one in value.items()}, at)
+    if isinstance(value, list | tuple):
+        return Sequence(tuple(from_plain(one, at) for one in value), at)
+    return Scalar(value, at)
 
 
 def describe(node: Node) -> str:

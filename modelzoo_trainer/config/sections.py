@@ -91,7 +91,7 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
             add_lack(place, "name", _NAME_IT, problems, Lack("setting", "name"))
             return None
         return check_component(place, names.models, problems)
-    name = _today_s(name, problems)
+    name = today_s(name, problems)
     target = _named_class(name, names.models, problems)
     if target is None:
         return None
@@ -121,10 +121,10 @@ def _inner_model(place: Place, problems: Problems, names: Names) -> dict[str, An
         return None
     name = place.key("name") or place.key("model_name")
     assert name is not None
-    return {"name": to_plain(_today_s(name, Problems()).node), **component.arguments}
+    return {"name": to_plain(today_s(name, Problems()).node), **component.arguments}
 
 
-def _today_s(name: Place, problems: Problems) -> Place:
+def today_s(name: Place, problems: Problems) -> Place:
     """Return the place of a model's name, with an older name replaced."""
     value = name.node.value if isinstance(name.node, Scalar) else None
     today = _OLDER_NAMES.get(value) if isinstance(value, str) else None

@@ -39,7 +39,7 @@ from modelzoo_trainer.conversion.hugging_face import (
 from modelzoo_trainer.conversion.model_settings import (
     MODEL_YAML,
     ModelSettings,
-    ReadYaml,
+    ModelsIn,
     RootSettings,
     find_settings,
 )
@@ -72,7 +72,7 @@ class Request:
         family: The `model_type` for `layout: hf`; None = the first that fits.
         merge_adapters: Whether LoRA adapters are merged; false = written alone.
         averaged: Whether to write the averaged weights of `ModelEma`.
-        read_yaml: Reads a YAML file.
+        models_in: Reads the models of a configuration.
         to_yaml: Writes YAML.
     """
 
@@ -87,7 +87,7 @@ class Request:
     family: str | None
     merge_adapters: bool
     averaged: bool
-    read_yaml: ReadYaml
+    models_in: ModelsIn
     to_yaml: Callable[[Any], str]
 
 
@@ -117,7 +117,7 @@ def convert(request: Request) -> list[str]:
     check_target(request.target)
     if request.origin is None:
         path, source = _open_ours(request)
-        settings = find_settings(path, request.params, request.read_yaml)
+        settings = find_settings(path, request.params, request.models_in)
         if isinstance(settings, RootSettings):
             return _convert_theirs(request, path, source, settings)
         weights = _read_ours(request, path, source, settings)
@@ -260,7 +260,7 @@ def _read_hugging_face(request: Request) -> _Weights:
 def _read_cerebras(request: Request) -> _Weights:
     path = Path(request.source)
     source = cerebras.open_cerebras(path, key="--from cerebras")
-    model = find_settings(path, request.params, request.read_yaml)
+    model = find_settings(path, request.params, request.models_in)
     if isinstance(model, RootSettings):
         raise ConfigError(f"--from cerebras: {_kind_of(model)}. Pass the settings of a decoder.")
     plan = cerebras.plan_from_cerebras(

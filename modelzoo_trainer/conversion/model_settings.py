@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.checkpointing.lazy_weights import is_checkpoint
 from modelzoo_trainer.checkpointing.weights import read_part
-from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
+from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.inner_decoder import decoder_of
@@ -23,7 +23,9 @@ _NAMES: Final = ("name", "model_name")
 _LORA: Final = "Lora"
 _POLICY: Final = "policy_model"
 _OF_RUN: Final = ("logs/latest/params.yaml",)
-ReadYaml = Callable[[Path], object]
+ModelsIn = Callable[[Path | Mapping[str, Any], str], Sequence[tuple[Mapping[str, Any], object]]]
+"""Gives the settings of each model of a YAML file, or of its content, as `check` accepts them, and
+the callbacks beside it; the second argument is the name of the content in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class RootSettings:
 
 
 def find_settings(
-    source: Path, params: Path | None, read_yaml: ReadYaml
+    source: Path, params: Path | None, models_in: ModelsIn
 ) -> ModelSettings | RootSettings:
     """Return the settings of the model of a checkpoint or of weights.
 
@@ -76,7 +78,7 @@ def find_settings(
         source: The checkpoint, or the file or folder of weights.
         params: A YAML file that has them; None = the first of: the metadata of the checkpoint
             (`ModelZooParamsMetadata`), model.yaml beside the weights, the log of the run.
-        read_yaml: Reads a YAML file.
+        models_in: Reads the models of a file.
 
     Raises:
         ConfigError: If there are none, or they are invalid.
@@ -85,9 +87,9 @@ def find_settings(
         The settings of a decoder, or those of the model of a run that is one of `transformers`.
     """
     if params is not None:
-        return _settings_in(read_yaml(params), str(params), is_given=True)
-    for where, content in _candidates(source, read_yaml):
-        return _settings_in(content, where)
+        return _settings_in(models_in(params, str(params)), str(params), is_given=True)
+    for where, content in _candidates(source):
+        return _settings_in(models_in(content, where), where)
     raise ConfigError(
         f"The settings of the model of {str(source)!r} are not known: it has no metadata "
         f"(callback ModelZooParamsMetadata), and there is neither {MODEL_YAML} nor the log of a "
@@ -95,7 +97,7 @@ def find_settings(
     )
 
 
-def _candidates(source: Path, read_yaml: ReadYaml) -> Iterator[tuple[str, object]]:
+def _candidates(source: Path) -> Iterator[tuple[str, Path | Mapping[str, Any]]]:
     if source.is_dir() and is_checkpoint(source):
         try:
             entry = read_part(source, _METADATA)[-1]
@@ -110,13 +112,12 @@ def _candidates(source: Path, read_yaml: ReadYaml) -> Iterator[tuple[str, object
     ]
     for place in places:
         if place.is_file():
-            yield str(place), read_yaml(place)
+            yield str(place), place
 
 
 def _settings_in(
-    content: object, where: str, *, is_given: bool = False
+    found: Sequence[tuple[Mapping[str, Any], object]], where: str, *, is_given: bool = False
 ) -> ModelSettings | RootSettings:
-    found = list(_models_in(content))
     if not found:
         raise ConfigError(
             f"{where}: has no section model. Pass the configuration of the run that made the "
@@ -155,12 +156,6 @@ def _decoder_settings(root: RootSettings, given: Mapping[str, Any]) -> ModelSett
             f"converted."
         ) from None
     arguments = {key: value for key, value in arguments.items() if value is not None}
-    known = [one.name for one in fields(cls.SETTINGS) if one.init]
-    for name in arguments:
-        if name not in known:
-            raise ConfigError(
-                f"{where}: {key}.{name}: no such setting. {suggest(str(name), known)}"
-            )
     try:
         cls.check_arguments(**arguments)
     except ConfigError as error:
@@ -177,20 +172,6 @@ def _decoder_settings(root: RootSettings, given: Mapping[str, Any]) -> ModelSett
 
 def _name_of(section: Mapping[str, Any]) -> str:
     return str(section.get("name") or section.get("model_name")).lower()
-
-
-def _models_in(content: object) -> Iterator[tuple[Mapping[str, Any], object]]:
-    """Yield the sections `model` of a configuration, each with the callbacks beside it."""
-    if isinstance(content, list):
-        for item in content:
-            yield from _models_in(item)
-    elif isinstance(content, Mapping):
-        model = content.get("model")
-        if isinstance(model, Mapping):
-            yield model, content.get("callbacks")
-            return
-        for key in ("trainer", "init"):
-            yield from _models_in(content.get(key))
 
 
 def _adapters_in(callbacks: object) -> Iterator[LoraConfig]:
