@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +60,21 @@ def require_inside(path: Path, folder: Path) -> None:
             f"{str(path)!r} is a symbolic link to {str(target)!r}, outside of its folder; such "
             f"links are not followed. If you trust it, replace the link by a copy of the file."
         )
+
+
+def require_files_inside(folder: Path, patterns: Iterable[str]) -> None:
+    """Check that no file in a folder with one of these names is a link out of the folder.
+
+    Args:
+        folder: The folder; folders in it are not searched.
+        patterns: Of names, such as `*.json`.
+
+    Raises:
+        ConfigError: If one is, by the first.
+    """
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    for path in sorted(found):
+        require_inside(path, folder)
 
 
 def outside_target(path: Path, folder: Path) -> Path | None:

@@ -6,12 +6,14 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
 from modelzoo_trainer.checkpointing.lazy_checkpoint import open_average, open_model
 from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, is_checkpoint, open_weights
+from modelzoo_trainer.checkpointing.manifest import SUFFIX
+from modelzoo_trainer.checkpointing.torch_file import SUFFIXES
 from modelzoo_trainer.checkpointing.weights_folder import (
     Shape,
     TensorSpec,
@@ -50,10 +52,12 @@ from modelzoo_trainer.conversion.transformers_model import (
     write_transformers,
 )
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.hugging_face.folders import CONFIG_FILE, local_folder
+from modelzoo_trainer.hugging_face.folders import CONFIG_FILE, SETTINGS_PATTERNS, local_folder
 from modelzoo_trainer.models.hugging_face.saving import shared_names
+from modelzoo_trainer.regular_files import require_files_inside
 
 Layout: TypeAlias = Literal["hf", "cerebras"]
+_READ: Final = (*SETTINGS_PATTERNS, "*.yaml", f"*{SUFFIX}", *(f"*{one}" for one in SUFFIXES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +139,13 @@ def convert(request: Request) -> list[str]:
     return lines
 
 
+def _refuse_links(path: Path) -> None:
+    """Refuse links out of the folder of a source among the files that are read of it."""
+    is_index = path.name.endswith(".index.json")
+    if is_index or path.is_dir():
+        require_files_inside(path.parent if is_index else path, _READ)
+
+
 def _line(request: Request, what: str, specs: Mapping[str, TensorSpec], where: str) -> str:
     size = f"{num_bytes_of(specs) / (1 << 20):.1f} MiB"
     return f"{request.target}: {what}, {size} (settings of the model: {where})"
@@ -153,6 +164,7 @@ def _open_ours(request: Request) -> tuple[Path, LazyWeights]:
             f"{request.source!r} is a folder of Hugging Face, not a checkpoint of this trainer. "
             f"Pass --from hf."
         )
+    _refuse_links(path)
     is_of_run = path.is_dir() and is_checkpoint(path)
     if request.averaged and not is_of_run:
         raise ConfigError(
@@ -247,6 +259,7 @@ def _read_hugging_face(request: Request) -> _Weights:
             f"{request.source!r} has weights of this trainer ({MODEL_YAML}), not a folder of "
             f"Hugging Face. Omit --from hf."
         )
+    _refuse_links(folder)
     found = plan_import(folder, key="--from hf", dtype=_own_dtype(request))
     model = ModelSettings(
         name=found.family.model_name,
@@ -259,6 +272,7 @@ def _read_hugging_face(request: Request) -> _Weights:
 
 def _read_cerebras(request: Request) -> _Weights:
     path = Path(request.source)
+    _refuse_links(path)
     source = cerebras.open_cerebras(path, key="--from cerebras")
     model = find_settings(path, request.params, request.models_in)
     if isinstance(model, RootSettings):

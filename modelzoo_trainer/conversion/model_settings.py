@@ -14,6 +14,7 @@ from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.inner_decoder import decoder_of
 from modelzoo_trainer.models.lora import LoraConfig, configs_of
+from modelzoo_trainer.regular_files import require_inside
 
 MODEL_YAML: Final = "model.yaml"
 _METADATA: Final = "__metadata__"
@@ -22,7 +23,8 @@ _THEIRS: Final = ("hf_causal_lm", "hf_model")
 _NAMES: Final = ("name", "model_name")
 _LORA: Final = "Lora"
 _POLICY: Final = "policy_model"
-_OF_RUN: Final = ("logs/latest/params.yaml",)
+_PARAMS: Final = "params.yaml"
+_OF_RUN: Final = f"logs/latest/{_PARAMS}"
 ModelsIn = Callable[[Path | Mapping[str, Any], str], Sequence[tuple[Mapping[str, Any], object]]]
 """Gives the settings of each model of a YAML file, or of its content, as `check` accepts them, and
 the callbacks beside it; the second argument is the name of the content in messages."""
@@ -107,11 +109,10 @@ def _candidates(source: Path) -> Iterator[tuple[str, Path | Mapping[str, Any]]]:
             yield f"the metadata of {str(source)!r}", entry["params"]
     folder = source if source.is_dir() else source.parent
     places = [folder / MODEL_YAML]
-    places += [
-        parent / name for parent in (folder.parent, folder.parent.parent) for name in _OF_RUN
-    ]
+    places += [parent / _OF_RUN for parent in (folder.parent, folder.parent.parent)]
     for place in places:
         if place.is_file():
+            require_inside(place, place.parents[2] if place.name == _PARAMS else folder)
             yield str(place), place
 
 

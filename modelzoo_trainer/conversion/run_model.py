@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,9 +17,11 @@ from modelzoo_trainer.conversion.adapters import LoraLayer, lora_layers, planned
 from modelzoo_trainer.conversion.model_settings import RootSettings
 from modelzoo_trainer.conversion.transformers_model import TheirModel, their_model
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hugging_face.folders import SETTINGS_PATTERNS
 from modelzoo_trainer.models.dpo import Dpo
 from modelzoo_trainer.models.hugging_face.settings import FOLDER_KEY
 from modelzoo_trainer.models.registry import model_class
+from modelzoo_trainer.regular_files import require_files_inside
 
 _POLICY: Final = "policy_model"
 _WITHOUT_VALUES: Final = ("init_lora_weights", "use_dora")
@@ -78,6 +81,12 @@ def _part_of(layers: Mapping[str, LoraLayer], prefix: str) -> dict[str, LoraLaye
     }
 
 
+def _refuse_links(given: object) -> None:
+    """Refuse a folder that a model is made from whose settings are links out of it."""
+    if isinstance(given, str) and Path(given).expanduser().is_dir():
+        require_files_inside(Path(given).expanduser(), SETTINGS_PATTERNS)
+
+
 def _root_of(settings: RootSettings) -> Module:
     arguments = copy.deepcopy(dict(settings.arguments))
     if settings.policy is not None:
@@ -90,6 +99,7 @@ def _root_of(settings: RootSettings) -> Module:
                 "pass the configuration of the run: --params FILE."
             )
         own["init_device"] = "meta"
+        _refuse_links(own.get(FOLDER_KEY))
         if own.get(FOLDER_KEY) is not None:
             own["pretrained"] = False
         if isinstance(own.get("peft_config"), dict):

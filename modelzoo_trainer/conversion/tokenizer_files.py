@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.regular_files import require_inside
 
 GENERATION: Final = "generation_config.json"
 _FILE: Final = "tokenizer.json"
@@ -70,7 +71,7 @@ def read_tokenizer(path: Path, *, is_required: bool = True) -> TokenizerFiles:
         is_required: Whether a folder without a tokenizer is refused.
 
     Raises:
-        ConfigError: If it does not exist, or its files are damaged.
+        ConfigError: If it does not exist, or a file in it is damaged, or a link out of it.
     """
     if path.is_file():
         config = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -78,7 +79,10 @@ def read_tokenizer(path: Path, *, is_required: bool = True) -> TokenizerFiles:
         return _made(path.parent, content, path.name)
     if not path.is_dir():
         raise ConfigError(f"tokenizer: there is no folder or file {str(path)!r}.")
-    content = {name: (path / name).read_bytes() for name in _NAMES if (path / name).is_file()}
+    found = [path / name for name in _NAMES if (path / name).is_file()]
+    for file in found:
+        require_inside(file, path)
+    content = {file.name: file.read_bytes() for file in found}
     if is_required and not any(name in content for name in _VOCABULARIES):
         raise ConfigError(
             f"tokenizer: the folder {str(path)!r} has none of {', '.join(_VOCABULARIES)}. Pass "

@@ -38,6 +38,7 @@ from modelzoo_trainer.models.hugging_face.saving import (
     shared_names,
 )
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
+from modelzoo_trainer.regular_files import require_inside
 
 FSDP: Final = "FSDP"
 """What precedes the name of a class that FSDP2 has derived for a sharded module."""
@@ -165,8 +166,8 @@ def plan_transformers(
         dtype: Of the weights; None = as of the source.
 
     Raises:
-        ConfigError: If the model is quantized, or weights that are shared have become different in
-            a way that config.json cannot express.
+        ConfigError: If the model is quantized, weights that are shared have become different in a
+            way that config.json cannot express, or code to copy is a link out of its folder.
         CheckpointError: If the tensors are not those of the model.
     """
     module = model.module
@@ -196,16 +197,24 @@ def plan_transformers(
     config.dtype = str(_main_dtype(plan.specs)).removeprefix("torch.")
     if not _is_tied(module, left_out):
         config.tie_word_embeddings = False
-    folder = model.folder()
-    is_code = bool(getattr(config, "auto_map", None)) and folder is not None
     return TheirExport(
         config=config.to_json_string(use_diff=True),
         generation=_generation_of(model),
         plan=plan,
         vocab_size=model.vocab_size,
         architecture=architecture,
-        code=tuple(sorted(folder.glob("*.py"))) if is_code and folder is not None else (),
+        code=_code_of(model) if getattr(config, "auto_map", None) else (),
     )
+
+
+def _code_of(model: TheirModel) -> tuple[Path, ...]:
+    """Return the Python files in the folder that a model was made from."""
+    folder = model.folder()
+    found = () if folder is None else tuple(sorted(folder.glob("*.py")))
+    for path in found:
+        assert folder is not None
+        require_inside(path, folder)
+    return found
 
 
 def _shapes_of(module: Module) -> dict[str, Shape]:

@@ -365,3 +365,99 @@ def test_rounded_norms_are_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
         words = (tmp_path / f"{number}.safetensors", tmp_path / f"hf{number}", "--to", "hf")
         assert convert(*words, "--params", params, "--family", "gemma2") == 0
         assert ("8 values of norms are rounded" in capsys.readouterr().out) == bool(number)
+
+
+LINKED = {
+    "--from hf": ("config.json", "model.safetensors", "generation_config.json", "vocab.txt"),
+    "--to hf": ("model.safetensors", "model.yaml", "merges.txt", "chat_template.jinja"),
+    "--from cerebras": ("model.safetensors",),
+}
+
+
+def folder_for(words: str, exported: Path, params: Path, tmp_path: Path) -> Path:
+    if words == "--from hf":
+        folder = exported
+    else:
+        folder = tmp_path / "folder"
+        to = ("--to", "cerebras") if words == "--from cerebras" else ()
+        assert convert(exported, folder, "--from", "hf", *to) == 0
+    (folder / "vocab.txt").write_text("a\n")
+    (folder / "merges.txt").write_text("#\n")
+    (folder / "chat_template.jinja").write_text("a")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(words, name) for words, names in LINKED.items() for name in names]
+)
+def test_a_link_out_of_the_folder_is_refused_and_one_within_is_read(
+    words: str,
+    name: str,
+    exported: Path,
+    params: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = folder_for(words, exported, params, tmp_path)
+    more = ("--params", params) if words == "--from cerebras" else ()
+    (folder / "parts").mkdir()
+    (folder / name).rename(folder / "parts" / name)
+    (folder / name).symlink_to(f"parts/{name}")
+    assert convert(folder, tmp_path / "within", *words.split(), *more) == 0
+    (folder / name).unlink()
+    (folder / "parts" / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to("../elsewhere")
+    text = refused(capsys, folder, tmp_path / "no", *words.split(), *more)
+    assert f"{name}' is a symbolic link to '{(tmp_path / 'elsewhere').resolve()}', outside" in text
+
+
+def test_links_of_shards_and_of_the_log_of_a_run_are_refused_too(
+    model: Gpt2,
+    exported: Path,
+    params: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    back = tmp_path / "back"
+    assert convert(exported, back, "--from", "hf", "--shard-size", "500") == 0
+    shard = sorted(back.glob("model-*.safetensors"))[0]
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to("../elsewhere")
+    words = (back / "model.safetensors.index.json", tmp_path / "no", "--to", "hf")
+    assert f"{shard.name}' is a symbolic link" in refused(capsys, *words, "--params", params)
+    run = tmp_path / "run"
+    (run / "logs" / "1").mkdir(parents=True)
+    (run / "logs" / "latest").symlink_to("1")
+    save(run / "checkpoint_1", {"model": model.state_dict()}, step=1)
+    (run / "logs" / "1" / "params.yaml").symlink_to(params)
+    words = (run / "checkpoint_1", tmp_path / "no", "--to", "hf")
+    assert "params.yaml' is a symbolic link" in refused(capsys, *words)
+    (run / "logs" / "1" / "params.yaml").unlink()
+    (run / "logs" / "1" / "params.yaml").write_bytes(params.read_bytes())
+    assert convert(run / "checkpoint_1", tmp_path / "yes", "--to", "hf") == 0
+
+
+def test_a_folder_of_the_cache_of_the_hub_is_read(exported: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--some--name"
+    snapshot = repository / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (exported / "vocab.txt").write_text("a\n")
+    for number, path in enumerate(sorted(exported.iterdir())):
+        path.rename(repository / "blobs" / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    assert convert(snapshot, tmp_path / "ours", "--from", "hf") == 0
+    assert (tmp_path / "ours" / "vocab.txt").read_text() == "a\n"
+
+
+def test_a_tokenizer_that_is_a_link_out_of_its_folder_is_not_copied(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").write_text("{}")
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").symlink_to("../elsewhere")
+    words = (exported, tmp_path / "no", "--from", "hf", "--tokenizer")
+    assert "tokenizer.json' is a symbolic link" in refused(capsys, *words, folder)
+    # named by the user, not by the folder
+    assert convert(*words, folder / "tokenizer.json") == 0

@@ -272,3 +272,18 @@ def test_code_that_only_a_checkpoint_names_does_not_run(tmp_path: Path, capsys: 
     (tmp_path / "logs/latest/params.yaml").write_text(json.dumps({"init": {"model": model}}))
     said = refused(capsys, tmp_path / "checkpoint_2", tmp_path / "hf", "--to", "hf")
     assert "trust_remote_code" in said
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "mine.py"])
+def test_links_out_of_the_folder_that_the_model_was_made_from_are_refused(
+    name: str, tmp_path: Path, capsys: Any
+) -> None:
+    run(tmp_path, LLAMA)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "elsewhere").write_text("{}")
+    (tmp_path / "folder" / name).symlink_to("../elsewhere")
+    model = {"name": "hf_causal_lm", "pretrained_model_name_or_path": str(tmp_path / "folder")}
+    params = tmp_path / "params.yaml"
+    params.write_text(json.dumps({"trainer": {"init": {"model": model}}}))
+    given = (tmp_path / "checkpoint_2", tmp_path / "hf", "--params", params)
+    assert f"{name}' is a symbolic link" in refused(capsys, *given, "--to", "hf")
