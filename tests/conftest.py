@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -66,6 +67,25 @@ def _collect_what_is_new() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _seeded_module() -> None:
+    _seed()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Begin each test with the same numbers, whatever ran before it, and in each run."""
+    _seed()
+
+
+def _seed() -> None:
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

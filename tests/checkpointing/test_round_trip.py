@@ -48,7 +48,12 @@ def same(left, right):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(state=STATES)
 def test_plain_values_come_back_with_their_types_and_bits(tmp_path_factory, state):
     path = tmp_path_factory.mktemp("plain") / "c"

@@ -56,7 +56,12 @@ def test_numpy_arrays_come_back_with_type_and_bits(tmp_path, value):
     assert found.tobytes() == value.tobytes()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3),
     dtype=st.sampled_from(DTYPES),

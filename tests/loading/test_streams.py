@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import Iterator
@@ -192,9 +193,11 @@ def test_the_state_of_an_earlier_version_is_restored() -> None:
 
 
 def test_other_batches_than_before_the_checkpoint_are_warned_of(caplog) -> None:
+    numbers = itertools.count()
+
     class Other(Numbers):
         def __iter__(self):
-            return iter([float(random.SystemRandom().random()) for _ in range(NUM)])
+            return iter([float(next(numbers)) for _ in range(NUM)])
 
     source = source_of(Other())
     items = source.begin(start_of())

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelzoo_trainer.report.thinning import MAX_NON_FINITE, thin
@@ -47,6 +47,7 @@ def test_many_values_that_are_not_finite_are_thinned_and_counted():
     assert (thinned.num_non_finite, len(thinned.kept)) == (100_000, 0)
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.lists(st.floats(-1e30, 1e30) | st.sampled_from([np.nan, np.inf]), max_size=300),
     st.integers(4, 60),

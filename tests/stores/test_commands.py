@@ -1,7 +1,8 @@
 """The commands of checkpoints on URLs."""
 
-import secrets
+import itertools
 from pathlib import Path
+from typing import Final
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from modelzoo_trainer.stores.mirror import Mirror, open_mirror
 from modelzoo_trainer.stores.pushing import Pusher
 from modelzoo_trainer.stores.store import open_store
 from modelzoo_trainer.stores.urls import StoreUrl
+
+_NUMBERS: Final = itertools.count()  # of buckets, which are kept in memory
 
 pytest.importorskip("obstore")
 
@@ -26,7 +29,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Mirror:
     """Return the local copy of a run whose checkpoints are in a store, on another machine."""
-    url = StoreUrl("memory", f"bucket-{secrets.token_hex(4)}", "runs/a")
+    url = StoreUrl("memory", f"commands-{next(_NUMBERS)}", "runs/a")
     mirror = open_mirror(url, cache_dir=tmp_path / "other")
     for step in (1, 2):
         state = {"model": {"w": torch.full((3,), float(step))}, "global_step": step}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from tests.stores.s3_server import BUCKET, READER, SECRET, S3Server, options_of
 
 pytestmark = pytest.mark.slow
 PART: Final = 5 << 20
-CONTENT: Final = os.urandom(2 * PART + 12_345)
+CONTENT: Final = random.Random(0).randbytes(2 * PART + 12_345)
 DIGEST: Final = xxhash.xxh3_128(CONTENT).hexdigest()
 LIMITS: Final = {"request_seconds": 3, "retry_seconds": 30}
 _NUMBERS: Final = itertools.count()

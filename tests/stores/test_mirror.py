@@ -1,8 +1,9 @@
 """Mirrors of a store: what is saved on one machine is complete on another, or not there at all."""
 
-import secrets
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from modelzoo_trainer.stores.urls import StoreUrl
 
 pytest.importorskip("obstore")
 
+_NUMBERS: Final = itertools.count()  # of buckets, which are kept in memory
 STATE = {"model": {"w": torch.arange(6.0).reshape(2, 3)}, "global_step": 4}
 Machine = Callable[[str], Mirror]
 
@@ -24,7 +26,7 @@ Machine = Callable[[str], Mirror]
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     """Return the mirror of one and the same URL on a machine of a name."""
-    url = StoreUrl("memory", f"bucket-{secrets.token_hex(4)}", "runs/a")
+    url = StoreUrl("memory", f"mirror-{next(_NUMBERS)}", "runs/a")
     return lambda name: open_mirror(url, cache_dir=tmp_path / name)
 
 

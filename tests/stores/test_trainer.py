@@ -1,9 +1,9 @@
 """A trainer whose folders are URLs does all that it does in a folder, on any machine."""
 
-import secrets
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -31,6 +31,7 @@ from tests.doubles import Cut, TinyModel, differing, sgd, tiny_batches, weights_
 pytest.importorskip("obstore")
 
 Make = Callable[..., Trainer]
+_NUMBERS: Final = itertools.count()  # of buckets, which are kept in memory
 _PARAMS = """
 trainer:
   init:
@@ -49,7 +50,7 @@ trainer:
 
 @pytest.fixture
 def url() -> str:
-    return f"memory://bucket-{secrets.token_hex(4)}/runs/a"
+    return f"memory://trainer-{next(_NUMBERS)}/runs/a"
 
 
 @pytest.fixture

@@ -130,7 +130,12 @@ def attempts(draw):
     return made
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    deadline=None,
+    max_examples=200,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(attempts())
 def test_whatever_was_measured_the_account_adds_up_and_nothing_is_negative(made):
     for one, account in zip(made, breakdowns_of(*made), strict=True):
