@@ -31,7 +31,7 @@ def models_in(source: Path | MappingOf[str, Any], where: str) -> list[tuple[dict
 
     Args:
         source: A YAML file, of the older layout too, or its content as plain values.
-        where: The name of the content in messages, if it is no file.
+        where: The name of the content in messages, where it is not a file.
 
     Raises:
         ConfigError: If the file cannot be read, or a setting of a model is invalid; with the place.
