@@ -24,6 +24,7 @@ from .fast_step import plain_step, plain_zero_grad
 from .loss_window import LossWindow
 from .norms import Norms
 from .placement import has_no_values, map_tensors, move_model
+from .prefetch import placed
 from .reads import Deliver, HostReads, Reads
 from .seeds import GAMMA, MASK, Stream, stream_base
 
@@ -275,7 +276,7 @@ class Backend(ABC):
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches on the device, in order; errors of the loader propagate."""
-        return map(self.to_device, batches)
+        return placed(batches, self.to_device)
 
     def to_device(self, batch: Any) -> Any:
         """Return a batch with its tensors on the device."""

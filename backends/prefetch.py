@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,13 +139,34 @@ class LookAhead(Iterator[Any]):
         self._ahead = None
         if current.error is not None:
             raise current.error
-        batch = self._lane.finish(current.copying)
-        self._lane.release_source(current.copying)
+        batch = ending_nothing(self._finish, current.copying)
         self._ahead = self._fetch()
+        return batch
+
+    def _finish(self, copying: Any) -> Any:
+        batch = self._lane.finish(copying)
+        self._lane.release_source(copying)
         return batch
 
     def _fetch(self) -> _Fetched:
         try:
-            return _Fetched(self._lane.start(next(self._batches)))
+            batch = next(self._batches)
+            return _Fetched(ending_nothing(self._lane.start, batch))
         except Exception as error:  # noqa: BLE001  # raised at its place by __next__
             return _Fetched(error=error)
+
+
+def placed(batches: Iterable[Any], place: Callable[[Any], Any]) -> Iterator[Any]:
+    """Return an iterator over the batches on the device."""
+    return map(partial(ending_nothing, place), batches)
+
+
+def ending_nothing(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a function; a StopIteration that it raises is an error, not the end of the batches."""
+    try:
+        return function(argument)
+    except StopIteration as error:
+        raise RuntimeError(
+            "StopIteration was raised while a batch was moved to the device (by a method `to` or "
+            "`pin_memory` of the batch?). It does not end an epoch. Raise another exception."
+        ) from error

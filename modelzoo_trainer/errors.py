@@ -118,6 +118,23 @@ def reason_of(error: BaseException) -> str:
     return f"{kind}: {text}" if text else kind
 
 
+def not_an_end(error: StopIteration, who: str) -> RuntimeError:
+    """Return an error for a StopIteration of user code that is not the end of an iterator.
+
+    Python turns one that leaves a generator into a RuntimeError, too (PEP 479).
+
+    Args:
+        error: The StopIteration, for its text.
+        who: What raised it.
+    """
+    text = str(error).strip()
+    return RuntimeError(
+        f"StopIteration was raised by {who}{f' ({text})' if text else ''}. It does not end an "
+        f"epoch or a run. It often comes from next() on an iterator that has no more items: give "
+        f"next() a default, or raise another exception."
+    )
+
+
 class StopTraining(ModelZooError):
     """Stop a run gracefully, at the next step boundary.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
-from modelzoo_trainer.errors import StopTraining
+from modelzoo_trainer.errors import StopTraining, not_an_end
 from modelzoo_trainer.hooks.spec import note_origin
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ def run_context(trainer: Trainer, kind: Literal["fit", "train", "validate"]) -> 
             yield stack
         except StopTraining:
             raise  # not a failure
+        except StopIteration as end:
+            error = not_an_end(end, "code that the run calls").with_traceback(end.__traceback__)
+            _report(trainer, kind, error)
+            raise error  # noqa: B904  # with `end` as its cause, contextlib raises `end` again
         except BaseException as error:
             _report(trainer, kind, error)
             raise

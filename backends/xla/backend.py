@@ -27,7 +27,7 @@ from ..conditional_step import put_back
 from ..errors import BackendError, HostReadError, check_choice
 from ..norms import Norms
 from ..placement import map_tensors, swap_model
-from ..prefetch import LookAhead, PlainLane
+from ..prefetch import LookAhead, PlainLane, placed
 from ..sync_guard import SyncGuard
 from .optimizers import LazyOptimizers
 from .reads import BatchedReads
@@ -210,7 +210,7 @@ class XlaBackend(Backend):
     @override
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         lane = _Lane(self.to_device, self._watch)
-        return LookAhead(batches, lane) if self._look_ahead else map(lane.carry, batches)
+        return LookAhead(batches, lane) if self._look_ahead else placed(batches, lane.carry)
 
     @override
     def to_device(self, batch: Any) -> Any:

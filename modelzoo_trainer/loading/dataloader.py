@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 from typing_extensions import override
 
 from modelzoo_trainer.data.processor import BatchDataset
+from modelzoo_trainer.errors import not_an_end
 from modelzoo_trainer.loading.batch_seeds import (
     SeededDataset,
     collates_plainly,
@@ -250,7 +251,8 @@ class PositionedLoader:
         while True:
             try:
                 batch = fetch()
-            except StopIteration:
+            except StopIteration as end:
+                self._check_end(end, start.epoch)
                 return
             except Exception as error:
                 error.add_note(self._place(start.epoch))
@@ -271,6 +273,13 @@ class PositionedLoader:
         self._notes = None
         if names := notes.read():
             warn_of_change(self._given, names, self._name)
+
+    def _check_end(self, end: StopIteration, epoch: int) -> None:
+        """Raise an error for the end of an epoch that has batches left: user code raised it."""
+        if self._loading:
+            error = not_an_end(end, "code that loads batches")
+            error.add_note(self._place(epoch))
+            raise error from end
 
     def _place(self, epoch: int) -> str:
         if self._loading:

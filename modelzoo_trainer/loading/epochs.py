@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from torch import Tensor
@@ -205,7 +206,7 @@ class EpochIterator:
             begun = loader
         else:
             iterator = start_iterator(loader)
-            begun = StartedEpoch(items=enumerate(iterator), length=exact_length(loader))
+            begun = StartedEpoch(items=_numbered(iterator, loader), length=exact_length(loader))
             if iterator is not loader and not getattr(loader, "persistent_workers", False):
                 self._started = iterator
         self._close = begun.close
@@ -259,6 +260,18 @@ class EpochIterator:
                 self.ends_batch = number == self.num_parts
                 yield part, is_last and self.ends_batch, idx
             num_skipped = 0
+
+
+def _numbered(iterator: Iterator[Batch], loader: Any) -> Iterator[tuple[int, Batch]]:
+    for number in count():
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            error.add_note(f"raised while a {type(loader).__name__} loaded batch {number}")
+            raise
+        yield number, batch
 
 
 def _inspected(

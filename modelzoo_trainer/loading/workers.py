@@ -13,19 +13,20 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing import connection
 from types import FrameType, MethodType
 from typing import Any, Final
 
 import torch.multiprocessing
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import signal_handling as torch_signals
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, not_an_end
 from modelzoo_trainer.exit_codes import STOP_SIGNALS
 from modelzoo_trainer.loading.batch_seeds import DatasetWrapper
+from modelzoo_trainer.loading.fetchers import check_all_here, checked
 
 
 class _Reports:
@@ -131,12 +132,18 @@ class BoundWorker:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, DatasetWrapper):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # the user's dataset
+        check_all_here()
         if self.init is not None:
-            self.init(worker_id)
+            try:
+                self.init(worker_id)
+            except StopIteration as error:
+                raise not_an_end(error, "worker_init_fn") from error
 
 
 def start_iterator(loader: Any) -> WorkerIterator:
     """Return `iter(loader)`, with workers that are bound to this process.
+
+    A StopIteration of user code that does not end an iterator is raised as a RuntimeError.
 
     Workers started before an error are shut down.
 
@@ -144,13 +151,30 @@ def start_iterator(loader: Any) -> WorkerIterator:
         loader: Any iterable; if it starts workers, it has torch's `num_workers`,
             `worker_init_fn` and `multiprocessing_context`.
     """
-    if not getattr(loader, "num_workers", 0) or not all(hasattr(loader, n) for n in _SETTINGS):
-        return WorkerIterator(_waiting(iter, loader))
-    REPORTS.replace_torchs()
-    with _binding(loader):
-        given = _waiting(iter, loader)
+    preparing = _preparing(loader)
+    if preparing is None:
+        return WorkerIterator(_waiting(_iterated, loader))
+    if preparing is _binding:
+        REPORTS.replace_torchs()
+    with preparing(loader):
+        given = _waiting(_iterated, loader)
     workers = getattr(given, "_workers", [])
-    return WorkerIterator(given, workers, starts_later=None if workers else loader)
+    is_started = workers or type(given) is _SingleProcessDataLoaderIter
+    return WorkerIterator(given, workers, starts_later=None if is_started else loader)
+
+
+def _preparing(loader: Any) -> Callable[[Any], AbstractContextManager[None]] | None:
+    """Return the context in which a loader's iterators are created; None = any."""
+    if getattr(loader, "num_workers", 0) and all(hasattr(loader, n) for n in _SETTINGS):
+        return _binding
+    return checked if isinstance(loader, DataLoader) else None
+
+
+def _iterated(loader: Any) -> Iterator[Any]:
+    try:
+        return iter(loader)
+    except StopIteration as error:
+        raise not_an_end(error, f"__iter__ of {type(loader).__name__}") from error
 
 
 class WorkerIterator(Iterator[Any]):
@@ -159,7 +183,7 @@ class WorkerIterator(Iterator[Any]):
     Args:
         given: The loader's iterator.
         workers: Its processes, if bound to this one.
-        starts_later: The loader, if it starts workers at the first batch.
+        starts_later: The loader, if it creates torch's iterator at the first batch.
     """
 
     def __init__(
@@ -178,12 +202,16 @@ class WorkerIterator(Iterator[Any]):
         if self._starts_later is None:
             return _waiting(self._next if self.workers else next, self.given)
         loader, self._starts_later = self._starts_later, None
-        with _binding(loader):
+        with (_preparing(loader) or nullcontext)(loader):
             return _waiting(next, self.given)
 
     def _next(self, given: Iterator[Any]) -> Any:
         try:
             return next(given)
+        except StopIteration as error:
+            if error.args:  # raised again for a worker or the thread that pins memory
+                raise not_an_end(error, "code that loads batches") from error
+            raise
         except ConfigError as error:  # its message has the traceback of the worker
             raise ConfigError(_own_message(error)) from error
         except (OSError, EOFError) as error:

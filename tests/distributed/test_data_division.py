@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from modelzoo_trainer import Trainer, TrainingLoop
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataloader import PositionedLoader
 from modelzoo_trainer.loading.position import EpochSeeds, EpochStart
@@ -240,3 +243,42 @@ def test_a_mark_on_what_cannot_be_divided_is_refused() -> None:
     loader.is_global_batch = True
     with pytest.raises(ConfigError, match=r"^train_dataloader \(Part\) has is_global_batch set"):
         TrainData(loader, None, DividedBackend(0, 2))
+
+
+class Ending(Dataset[torch.Tensor]):
+    """Raises StopIteration for a sample of the second process's second batch."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, idx: int) -> torch.Tensor:
+        return torch.ones(()) if idx != 6 else next(iter(()))
+
+
+class Mean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.weight * batch.mean()
+
+
+def fit_ending(rank: int, folder: Path, workers: int) -> None:
+    trainer = Trainer(
+        device="cpu",
+        model=Mean,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(num_epochs=2),
+        model_dir=folder,
+        seed=1,
+        progress="none",
+    )
+    trainer.fit(DataLoader(Ending(), batch_size=2, num_workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_iteration_of_one_process_ends_all_with_an_error(tmp_path, workers) -> None:
+    results = try_ranks(2, fit_ending, tmp_path, workers)
+    assert [ok for ok, _ in results] == [False, False]
+    assert "StopIteration was raised by the dataset" in results[1][1]
