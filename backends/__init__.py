@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backend import Backend, Caps
     from .blocks import CompileOptions
-    from .comm import Comm
+    from .comm import Comm, Exchange
     from .coordination.failures import Failure
     from .coordination.restarts import StopRecord
     from .coordination.world import World, join, joined
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "backend": ("Backend", "Caps"),
     "blocks": ("CompileOptions",),
-    "comm": ("Comm",),
+    "comm": ("Comm", "Exchange"),
     "coordination.failures": ("Failure",),
     "coordination.restarts": ("StopRecord",),
     "coordination.world": ("World", "join", "joined"),
@@ -97,6 +97,7 @@ __all__ = [
     "Caps",
     "Comm",
     "CompileOptions",
+    "Exchange",
     "Failure",
     "HostReadError",
     "StopRecord",

@@ -129,3 +129,29 @@ class Comm:
         """
         topics, self._topics = self._topics, []
         return topics
+
+
+class Exchange:
+    """A value of each rank that rarely changes; it is sent again only after a change on any rank.
+
+    Raises:
+        BackendError: As for `Comm.broadcast_object`.
+    """
+
+    def __init__(self) -> None:
+        self._own: Any = None
+        self._all: list[Any] | None = None
+
+    def gather(self, comm: Comm, value: Any) -> list[Any]:
+        """Return the values of all ranks, in order. Collective.
+
+        Args:
+            comm: Communication between the ranks; always the same.
+            value: As in `Comm.broadcast_object`; compared with that of the previous call.
+
+        Cost: One bit between hosts while nothing changes, without using the device.
+        """
+        is_new = self._all is None or value != self._own
+        if comm.any_true(is_new) or self._all is None:
+            self._own, self._all = value, comm.gather_object(value)
+        return self._all

@@ -30,6 +30,7 @@ from modelzoo_trainer.callbacks.per_example_norms import (
 )
 from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.data.batches import batch_size_of
+from modelzoo_trainer.devices import Exchange
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class ComputeNormGNS(ComputeNorm):
         self._size = 0
         self._weight: Any = 0
         self._seed: Tensor | None = None
+        self._exchange = Exchange()
         self._reset()
 
     def _reset(self) -> None:
@@ -296,9 +298,10 @@ class ComputeNormGNS(ComputeNorm):
         for name, params in self._unseen.items():
             if name not in self._sums and any(param.grad is not None for param in params):
                 self._ignored.add(name)
-        names = sorted(self._sums.keys() - self._spoiled)
-        if names and not self._is_torn:
-            trainer.log_metrics_dict(self._metrics(trainer, names))
+        if self._is_watching and not self._is_torn:
+            names = self._complete_layers(trainer)
+            if names:
+                trainer.log_metrics_dict(self._metrics(trainer, names))
 
     @override
     def on_after_optimizer_step(
@@ -321,6 +324,29 @@ class ComputeNormGNS(ComputeNorm):
                 name,
             )
         self._warned |= self._ignored
+
+    def _complete_layers(self, trainer: Trainer) -> list[str]:
+        """Return the layers with complete gradients of their examples. Collective.
+
+        Processes may call other layers; one that is ignored on a process is ignored on all.
+        """
+        own = [sorted(self._sums), sorted(self._spoiled)]
+        found = [own]
+        if trainer.backend.comm.world_size > 1:
+            found = self._exchange.gather(trainer.backend.comm, own)
+        spoiled = {name for _, names in found for name in names}
+        names = sorted({name for names, _ in found for name in names} - spoiled)
+        if any(name not in self._sums for name in names):
+            for name, layer in named_modules(trainer.model):
+                if name in names and name not in self._sums:
+                    self._add_unused(name, layer)
+        return names
+
+    def _add_unused(self, name: str, layer: Module) -> None:
+        """Add a layer that only other processes have called."""
+        for param in trained_params(layer).values():
+            self._owned.setdefault(id(param), (name, param))
+            self._sums[name] = wide(param.new_zeros(()))
 
     def _metrics(self, trainer: Trainer, names: list[str]) -> dict[str, Tensor]:
         squares = torch.stack([self._sums[name] for name in names])

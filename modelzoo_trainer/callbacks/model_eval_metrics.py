@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +11,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
-from modelzoo_trainer.core.loss_accum import Mean, take_all
+from modelzoo_trainer.core.loss_accum import NamedMeans
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -28,6 +28,9 @@ class ModelEvalMetrics(Callback):
     validation, computed at its end and logged under its name. Nothing is logged for a validation
     that was interrupted.
 
+    Batches and processes may have different metrics, such as one per class: each is averaged over
+    the batches that have it.
+
     A model may define `validation_means(outputs, batch)`, which returns `{name: (value, weight,
     function)}` for metrics with a weight of their own: the mean of the scalar tensors `value` over
     all batches and processes is logged, or `function` of that mean unless it is None.
@@ -39,18 +42,14 @@ class ModelEvalMetrics(Callback):
     """
 
     def __init__(self) -> None:
-        self._means: dict[str, Mean] = {}
-        self._functions: dict[str, Callable[[Tensor], Tensor] | None] = {}
+        self._means = NamedMeans()
 
     @override
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._drop()
-        stack.callback(self._drop)
-
-    def _drop(self) -> None:
-        self._means, self._functions = {}, {}
+        self._means.drop()
+        stack.callback(self._means.drop)
 
     @override
     def on_validate_start(
@@ -66,8 +65,8 @@ class ModelEvalMetrics(Callback):
         own = getattr(trainer.model, "validation_means", None)
         found = {} if own is None else own(outputs, batch)
         for name, (value, weight, function) in found.items():
-            self._add(trainer, name, value, 0 if trainer.is_padding else weight)
-            self._functions[name] = function
+            counted = 0 if trainer.is_padding else weight
+            self._means.add(trainer.backend, name, value, counted, function)
         common: Any = None
         for name, value in outputs.items():
             is_scalar = isinstance(value, Tensor) and not value.dim()
@@ -75,28 +74,16 @@ class ModelEvalMetrics(Callback):
                 continue
             if common is None:
                 common = trainer.weight_of(outputs, batch)
-            self._add(trainer, name, value, common)
-
-    def _add(self, trainer: Trainer, name: str, value: Tensor, weight: Any) -> None:
-        if name not in self._means:
-            self._means[name] = Mean(double=trainer.backend.caps.float64)
-        self._means[name].add(value, weight)
+            self._means.add(trainer.backend, name, value, common)
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
         if trainer.val_is_complete:
-            means = take_all(self._means, trainer.backend)
-            trainer.log_metrics_dict(
-                {name: self._finished(name, mean) for name, mean in means.items()}
-            )
+            trainer.log_metrics_dict(self._means.take(trainer.backend))
         for name, metric in metric_modules(model):
             if trainer.val_is_complete:
                 trainer.log_metrics_dict(_named(name, metric.compute()))
             metric.reset()
-
-    def _finished(self, name: str, mean: Tensor | None) -> Tensor | None:
-        function = self._functions.get(name)
-        return mean if function is None or mean is None else function(mean)
 
 
 def metric_modules(model: Module) -> Iterator[tuple[str, Any]]:

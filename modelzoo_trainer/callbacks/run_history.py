@@ -119,11 +119,11 @@ class EpochLoss(Callback):
             return
         device = trainer.backend.device
         self._lacks_some = _STATE not in state_dict and trainer.data.batch_idx > 0
-        state = state_dict.get(_STATE, {"means": [None]})
+        shard, num_shards = trainer.backend.comm.data_shard
+        state = state_dict.get(_STATE, {"means": [None] * num_shards})
         state = map_tensors(state, lambda tensor: tensor.to(device, copy=True))
         self._window[:] = [(loss, weight) for loss, weight in state.get("window", ())]
         means = state["means"]
-        shard, num_shards = trainer.backend.comm.data_shard
         if len(means) != num_shards:  # the world size has changed: rank 0 gets the whole sum
             total = {key: sum(mean[key] for mean in means) for key in ("sum", "weight")}
             nothing = {"sum": torch.zeros_like(total["sum"]), "weight": 0}

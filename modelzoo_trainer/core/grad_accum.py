@@ -16,7 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.data.batches import batch_size_of
 from modelzoo_trainer.devices import map_tensors
-from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch
+from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.core.dataloader import DataLoaderCallback
@@ -71,6 +71,7 @@ class GradientAccumulation(CoreCallback):
         self._logging: Logging
         self._schedule: RunSchedule
         self._unit: Any = None
+        self._counts_items: bool | None = None
         if not self.is_active:
             self.idle_hooks = frozenset(
                 {"on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"}
@@ -101,6 +102,7 @@ class GradientAccumulation(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
+        self._counts_items = None
         stack.callback(self.drop, trainer)
 
     @override
@@ -157,16 +159,36 @@ class GradientAccumulation(CoreCallback):
         if backend is None:
             return self._share_alone(loss, weight)
         data = self._data
+        has_items = outputs.get("num_items") is not None
+        if has_items is not self._counts_items:
+            self._check_items(backend, has_items=has_items)
         self.weight = 0 if data.is_padding else weight
         if not self._count:  # each batch is a window
             if data.num_batches != self._batch:
                 self._batch = data.num_batches
                 self._reset()
-            if data.is_even and self._is_even and outputs.get("num_items") is None:
+            if data.is_even and self._is_even and not has_items:
                 # All processes have equal weights.
                 backend.window.add(1.0, loss if self._is_logged else None)
                 return loss
         return self._share(backend, loss, outputs, self.weight)
+
+    def _check_items(self, backend: Backend, *, has_items: bool) -> None:
+        """Check that all processes weight batches alike. Collective in the first batch of a fit.
+
+        Raises:
+            ConfigError: If the output has no `num_items` here, but has them elsewhere, or had them.
+        """
+        if self._counts_items is None:
+            self._counts_items = backend.comm.any_true(has_items)
+        if has_items is not self._counts_items:
+            what = "has" if has_items else "lacks"
+            number = self._data.batch_idx - self._data.ends_batch
+            raise ConfigError(
+                f"With several processes, the model's output must have num_items in every training "
+                f"batch or in none: it {what} num_items in batch {number} of epoch "
+                f"{self._data.epoch + 1} on process {backend.comm.rank}, unlike in other batches."
+            )
 
     def _share_alone(self, loss: Tensor, weight: Weight) -> Tensor:
         """Scale the loss for the window of a single process."""

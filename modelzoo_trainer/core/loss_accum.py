@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
-from modelzoo_trainer.devices import Backend, map_tensors
+from modelzoo_trainer.devices import Backend, Exchange, map_tensors
+from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -68,7 +69,7 @@ class Mean:
 def take_all(means: Mapping[str, Mean], backend: Backend) -> dict[str, Tensor | None]:
     """Return the means over all processes, and reset.
 
-    All processes have the same names, each with at least one value.
+    All processes have the same names, each with at least one value; see `NamedMeans` for others.
 
     Cost: One message, if there are several processes. Collective.
     """
@@ -78,6 +79,126 @@ def take_all(means: Mapping[str, Mean], backend: Backend) -> dict[str, Tensor | 
         return {}
     sums, weights = backend.comm.reduce(torch.stack([mean.pair() for mean in means.values()])).T
     return dict(zip(means, _quotient(sums, weights).unbind(), strict=True))
+
+
+Function = Callable[[Tensor], Tensor]
+_PLAIN: Final = "without a function"
+_WITH_FUNCTION: Final = "with a function"
+
+
+class NamedMeans:
+    """Weighted means over all batches and processes, which may have different names.
+
+    A mean is over the processes that have its name: the others count with weight 0. The names are
+    sent once, and again when they change on any process.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[str, Mean] = {}
+        self._functions: dict[str, Function | None] = {}
+        self._kinds: dict[str, str] = {}
+        self._exchange = Exchange()
+
+    def add(
+        self,
+        backend: Backend,
+        name: str,
+        value: Tensor,
+        weight: Any,
+        function: Function | None = None,
+        kind: str = "",
+    ) -> None:
+        """Add a scalar with its weight.
+
+        Args:
+            backend: The backend of the value.
+            name: The name of the mean.
+            value: A tensor with one element.
+            weight: Its weight.
+            function: Of the mean, which `take` returns in its place; None = the mean itself.
+            kind: What the weight counts, equal on all processes; not with a function.
+        """
+        if name not in self._means:
+            self._means[name] = Mean(double=backend.caps.float64)
+            self._kinds[name] = kind or (_PLAIN if function is None else _WITH_FUNCTION)
+        self._means[name].add(value, weight)
+        self._functions[name] = function
+
+    def drop(self) -> None:
+        """Drop all values."""
+        self._means, self._functions, self._kinds = {}, {}, {}
+
+    def take(self, backend: Backend) -> dict[str, Tensor | None]:
+        """Return the means over all processes, and drop all values.
+
+        The names are those of any process, in the same order on all.
+
+        Raises:
+            ConfigError: On all processes, if values of a name cannot be averaged over them.
+
+        Cost: Two small messages, if there are several processes. Collective.
+        """
+        means, functions, kinds = self._means, self._functions, self._kinds
+        self.drop()
+        if backend.comm.world_size == 1:
+            return {name: _applied(functions[name], mean.take()) for name, mean in means.items()}
+        pairs = {name: mean.pair() for name, mean in means.items()}
+        own = {
+            name: kinds[name] if pair.numel() == 2 else f"shape {tuple(pair.shape[1:])}"
+            for name, pair in pairs.items()
+        }
+        found: list[dict[str, str]] = self._exchange.gather(backend.comm, own)
+        names = list(dict.fromkeys(name for one in found for name in one))
+        _check_kinds(names, found)
+        if not names:
+            return {}
+        dtype = torch.float64 if backend.caps.float64 else torch.float32
+        nothing = torch.zeros(2, dtype=dtype, device=backend.device)
+        rows = [pairs[name].view(2).to(nothing) if name in pairs else nothing for name in names]
+        sums, weights = backend.comm.reduce(torch.stack(rows)).T
+        all_means = dict(zip(names, _quotient(sums, weights).unbind(), strict=True))
+        return self._finished(backend, all_means, functions, found)
+
+    def _finished(
+        self,
+        backend: Backend,
+        means: dict[str, Tensor],
+        functions: Mapping[str, Function | None],
+        found: list[dict[str, str]],
+    ) -> dict[str, Tensor | None]:
+        """Apply the functions; a process without one gets the result of another."""
+        finished = {name: _applied(functions.get(name), mean) for name, mean in means.items()}
+        shard, num_shards = backend.comm.data_shard
+        of_shards = found[:: backend.comm.world_size // num_shards]
+        for name, mean in means.items():
+            with_name = [number for number, one in enumerate(of_shards) if name in one]
+            has_function = of_shards[with_name[0]][name] == _WITH_FUNCTION
+            if has_function and len(with_name) < num_shards:
+                own = finished[name] if shard == with_name[0] else None
+                part = torch.zeros_like(mean) if own is None else own.to(mean)
+                finished[name] = backend.comm.reduce(part)
+        return finished
+
+
+def _applied(function: Function | None, mean: Tensor | None) -> Tensor | None:
+    return mean if function is None or mean is None else function(mean)
+
+
+def _check_kinds(names: list[str], found: list[dict[str, str]]) -> None:
+    """Check that the values of each name can be averaged over processes."""
+    for name in names:
+        kinds: dict[str, int] = {}
+        for rank, one in enumerate(found):
+            if name in one:
+                kinds.setdefault(one[name], rank)
+        has_shape = any(kind.startswith("shape") for kind in kinds)
+        if has_shape or len(kinds) > 1:
+            where = "; ".join(f"process {rank}: {kind}" for kind, rank in kinds.items())
+            advice = "a tensor with one element" if has_shape else "the same on all processes"
+            raise ConfigError(
+                f"The validation metric {name!r} cannot be averaged over the processes ({where}). "
+                f"Return {advice}."
+            )
 
 
 def _quotient(sums: Tensor, weights: Any) -> Tensor:
@@ -103,7 +224,7 @@ class LossAccumulation(CoreCallback):
         if num == 1:
             self.log_step_hooks = frozenset({"on_train_step_end"})
         self._train = Mean(double=True)
-        self._val = Mean(double=True)
+        self._val = NamedMeans()
         self._is_alone = True
 
     def activate(self) -> None:
@@ -113,8 +234,7 @@ class LossAccumulation(CoreCallback):
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
-        double = trainer.backend.caps.float64
-        self._train, self._val = Mean(double=double), Mean(double=double)
+        self._train = Mean(double=trainer.backend.caps.float64)
         self._is_alone = trainer.backend.comm.world_size == 1
         if not self._is_alone:  # losses are reduced with the weights
             self.log_step_hooks = frozenset({"on_train_step_end"})
@@ -159,20 +279,24 @@ class LossAccumulation(CoreCallback):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        stack.callback(self._val.take)
+        stack.callback(self._val.drop)
 
     @override
     def on_validate_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
         if "loss" in outputs:
-            self._val.add(outputs["loss"], trainer.weight_of(outputs, batch))
+            weight = trainer.weight_of(outputs, batch)
+            kind = "weighted by samples"
+            if outputs.get("num_items") is not None:
+                kind = "weighted by num_items"
+            self._val.add(trainer.backend, "loss", outputs["loss"], weight, kind=kind)
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
-        if trainer.val_is_complete and self._val.is_used:
-            trainer.log_metrics_dict(take_all({"loss": self._val}, trainer.backend))
-        self._val.take()
+        if trainer.val_is_complete:
+            trainer.log_metrics_dict(self._val.take(trainer.backend))
+        self._val.drop()
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

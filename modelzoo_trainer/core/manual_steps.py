@@ -15,6 +15,7 @@ from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.core.model import to_outputs
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.data.batches import batch_size_of
+from modelzoo_trainer.devices import Exchange
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class ManualSteps:
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self.optimizers = dict(optimizers)
+        self._with_gradient = {name: Exchange() for name in optimizers}
         self.schedulers: dict[str, list[Any]] = {name: [] for name in optimizers}
         """The schedulers of each optimizer, stepped after it. Set by SchedulersCallback."""
         self._batch: Batch = None
@@ -147,7 +149,7 @@ class ManualSteps:
         optimizer, model, hooks = self.named(name), trainer.model, trainer.hooks
         with self._outside_autocast():
             if trainer.backend.comm.world_size > 1:
-                self._average(trainer, optimizer)
+                self._average(trainer, name)
             hooks.on_before_optimizer_step(trainer, model, optimizer)
             trainer.precision.optimizer_step(optimizer)
             hooks.on_after_optimizer_step(trainer, model, optimizer)
@@ -161,12 +163,19 @@ class ManualSteps:
         if not self._is_running:
             raise ConfigError(f"{method} was called outside of training_step.")
 
-    def _average(self, trainer: Trainer, optimizer: Optimizer) -> None:
+    def _average(self, trainer: Trainer, name: str) -> None:
         """Average each gradient over the samples of all processes. Collective.
 
-        The same parameters have gradients on all processes.
+        A parameter that has a gradient on some processes only has a zero one on the others.
         """
-        grads = [param.grad for param in parameters_of(optimizer) if param.grad is not None]
+        params = list(parameters_of(self.named(name)))
+        own = [number for number, param in enumerate(params) if param.grad is not None]
+        found = self._with_gradient[name].gather(trainer.backend.comm, own)
+        grads: list[Tensor] = []
+        for param in (params[number] for number in sorted(set().union(*found))):
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+            grads.append(param.grad)
         if not grads:
             return
         wide = torch.promote_types(grads[0].dtype, torch.float32)
