@@ -18,6 +18,7 @@ from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes
 from modelzoo_trainer.checkpointing.tensor_header import Header, TensorEntry, read_header
 from modelzoo_trainer.errors import PredictionError, reason_of
+from modelzoo_trainer.regular_files import open_regular, read_text
 
 INDEX: Final = "predictions.json"
 FORMAT: Final = "modelzoo_trainer.predictions"
@@ -143,7 +144,7 @@ class _Index:
         self._folder = folder
         self._path = folder / INDEX
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = read_text(self._path)
             self._identity = identity_of(self._path)
         except OSError as error:
             raise PredictionError(
@@ -183,7 +184,7 @@ class _Index:
     def _header(self, name: str) -> Header:
         path = self._folder / name
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 return read_header(file, path.stat().st_size)
         except (OSError, ValueError) as error:
             raise PredictionError(f"{str(path)!r} cannot be read: {error}.") from error

@@ -1,16 +1,17 @@
-"""Files that are not read: pipes, sockets and devices, and links that lead out of a folder.
+"""Read regular files only: no pipes, sockets and devices, and no links out of a folder.
 
-Opening one of the former may block forever; the latter have content that the folder's owner did not
-put there.
+Opening one of the former may block forever, and a device may have no end; the latter have content
+that the folder's owner did not put there. Every read of a file of a run goes through here.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from modelzoo_trainer.errors import ConfigError
 
@@ -39,6 +40,74 @@ def require_regular(path: Path, *, allow_device: bool = False) -> None:
                 f"{str(path)!r} is a {kind}; it must be a regular file or not exist. Remove it, "
                 f"or choose another path."
             )
+
+
+_MOST: Final = 1 << 28
+_READ: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def open_regular(path: Path, *, inside: Path | None = None) -> IO[bytes]:
+    """Open a regular file to read, without waiting for the other end of a pipe.
+
+    Args:
+        path: The file.
+        inside: A folder, which symbolic links must not lead out of; None = they may.
+
+    Raises:
+        OSError: If it is no regular file or cannot be opened.
+    """
+    if inside is not None:
+        if outside_target(path, inside) is not None:
+            raise OSError(errno.ELOOP, "a symbolic link out of its folder", str(path))
+        path = Path(os.path.realpath(path))
+    _require_file(path, path.stat())  # opening a device may have effects
+    fd = os.open(path, _READ | (0 if inside is None else getattr(os, "O_NOFOLLOW", 0)))
+    try:
+        _require_file(path, os.fstat(fd))
+    except OSError:
+        os.close(fd)
+        raise
+    return open(fd, "rb")
+
+
+def _require_file(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_bytes(path: Path, *, most: int = _MOST, inside: Path | None = None) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: The file.
+        most: Its maximum size in bytes.
+        inside: As for `open_regular`.
+
+    Raises:
+        OSError: If it is no regular file, cannot be read or is larger.
+    """
+    with open_regular(path, inside=inside) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
+
+
+def read_text(path: Path, *, most: int = _MOST, inside: Path | None = None) -> str:
+    """Return the content of a regular file of UTF-8.
+
+    Args:
+        path: The file.
+        most: Its maximum size in bytes.
+        inside: As for `open_regular`.
+
+    Raises:
+        OSError: If it is no regular file, cannot be read or is larger.
+        UnicodeDecodeError: If it is not UTF-8.
+    """
+    return read_bytes(path, most=most, inside=inside).decode("utf-8")
 
 
 _OF_HUB: Final = ("models--", "datasets--", "spaces--")

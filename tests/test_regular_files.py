@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from modelzoo_trainer import ConfigError
+from modelzoo_trainer import Checkpoint, ConfigError
 from modelzoo_trainer.callbacks import SpikeDetection
 from modelzoo_trainer.loggers import CSVLogger, JsonlLogger
 from modelzoo_trainer.loggers.file_logger import cut_back
 from modelzoo_trainer.loggers.service_logger import ReachedStep
-from modelzoo_trainer.regular_files import outside_target, require_inside, require_regular
+from modelzoo_trainer.regular_files import (
+    open_regular,
+    outside_target,
+    read_bytes,
+    read_text,
+    require_inside,
+    require_regular,
+)
 from tests.doubles import tiny_batches
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -49,6 +58,61 @@ def test_pipes_sockets_and_devices_are_distinguished_from_files(tmp_path: Path) 
             require_regular(tmp_path / "socket")
         with pytest.raises(ConfigError, match="/dev/null' is a device"):
             require_regular(Path("/dev/null"))
+
+
+def laid(path: Path, kind: str) -> Path:
+    """Lay something that is no regular file."""
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path)
+        case "socket":
+            os.mknod(path, stat.S_IFSOCK | 0o600)
+    return path
+
+
+KINDS = ("pipe", "device", "folder", "loop", "socket")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
+    for read in (open_regular, read_bytes, read_text):
+        path = laid(tmp_path / read.__name__, kind)
+        with pytest.raises(OSError, match=read.__name__):
+            read(path)
+
+
+def test_a_file_is_read_up_to_a_size_and_inside_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "other").write_text("text")
+    (tmp_path / "run" / "own").write_text("words")
+    (tmp_path / "run" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "run" / "near").symlink_to("own")
+    assert read_text(tmp_path / "run" / "link") == "text"
+    assert read_text(tmp_path / "run" / "near", most=5, inside=tmp_path / "run") == "words"
+    with pytest.raises(OSError, match="too large"):
+        read_bytes(tmp_path / "other", most=3)
+    with pytest.raises(OSError, match="link out of its folder"):
+        read_bytes(tmp_path / "run" / "link", inside=tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_in_the_shared_memory_of_other_runs_is_not_waited_for(
+    kind: str, trainer_of: Any, tmp_path: Path
+) -> None:
+    home = tmp_path / "memory" / f"modelzoo_trainer-{os.getuid()}"
+    (home / "of-another-run").mkdir(parents=True)
+    home.chmod(0o700)
+    laid(home / "of-another-run" / "run.json", kind)
+    memory = {"steps": 1, "path": str(home.parent)}
+    trainer = trainer_of(checkpoint=Checkpoint(steps=2, memory=memory))
+    trainer.fit(tiny_batches(2))
+    assert trainer.global_step == 2
 
 
 @pytest.mark.parametrize(

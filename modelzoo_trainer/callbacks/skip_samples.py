@@ -15,7 +15,7 @@ from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.callbacks.step_guard import Batches
 from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.regular_files import require_regular
+from modelzoo_trainer.regular_files import read_text, require_regular
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -38,7 +38,7 @@ def read_batches(path: Path, num_shards: int) -> tuple[Batches, int]:
     """
     require_regular(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         return [], num_shards
     except (OSError, UnicodeError) as error:

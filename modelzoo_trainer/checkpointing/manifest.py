@@ -15,6 +15,7 @@ import xxhash
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.errors import CheckpointError, reason_of
+from modelzoo_trainer.regular_files import open_regular
 from modelzoo_trainer.stores.reading import is_in_mirror
 
 FORMAT_VERSION: Final = 2
@@ -75,7 +76,7 @@ def record_of(path: Path) -> FileRecord:
     """Return a file's size and digest."""
     digest = xxhash.xxh3_128()
     size = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)

@@ -36,6 +36,7 @@ from modelzoo_trainer.checkpointing.tensor_file import bytes_of, checked_tensors
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
 from modelzoo_trainer.checkpointing.torch_file import SUFFIXES
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.regular_files import open_regular
 
 
 def holds_weights(path: Path) -> bool:
@@ -109,7 +110,7 @@ def export(path: str | Path, file: str | Path, *, force: bool = False) -> list[s
 
 def tied_in(file: Path) -> dict[str, str]:
     """Return the tied weights that a file lists: their names, and the stored names."""
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
         metadata = json.loads(opened.read(length))[METADATA]
     return {name: kept for name, kept in metadata.items() if name != "format"}

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.supervisor.protocol import write_json
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class RequeueLimit(Callback):
     def _num_without_progress(self, trainer: Trainer) -> int:
         path = Path(trainer.model_dir, _RECORD)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(read_bytes(path))
             step, first = int(found["step"]), int(found["requeues"])
         except (OSError, ValueError, KeyError, TypeError):
             step, first = -1, 0

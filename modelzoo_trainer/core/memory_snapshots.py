@@ -21,6 +21,7 @@ from modelzoo_trainer.checkpointing.slots import is_in_memory, save_in_place
 from modelzoo_trainer.constraints import PositiveInt
 from modelzoo_trainer.core.checkpoint_writer import least_bytes
 from modelzoo_trainer.errors import CheckpointError, ConfigError, is_refusal_of_disk
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.record import write_atomically
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _SHARED_MEMORY: Final = Path("/dev/shm")  # a file system in memory, on Linux
 _ID: Final = ".memory_id"
 _SLOTS: Final = ("memory_0", "memory_1")
 _RUN: Final = "run.json"
+_MOST_BYTES: Final = 1 << 20  # of such a file
 _USED: Final = "used.json"
 _KEY: Final = "memory"  # of the facts of a snapshot
 _MAX_USES: Final = 2  # of one snapshot, without a later one: it may be what fails
@@ -295,7 +297,7 @@ def _remove_ended(home: Path) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_bytes(file, most=_MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

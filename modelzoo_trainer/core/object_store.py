@@ -22,6 +22,7 @@ from modelzoo_trainer.checkpointing.load_save import verify_files
 from modelzoo_trainer.constraints import NonNegativeFloat, Seconds, checked
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.apart import bring, remove_leftovers
 from modelzoo_trainer.stores.cache import make_room
 from modelzoo_trainer.stores.mirror import (
@@ -219,7 +220,7 @@ class ObjectStore(CoreCallback):
             return checkpointing.verify(path)
         self.publish(path)
         comm = trainer.backend.comm
-        attempt = attempt_of((path / MANIFEST).read_bytes())
+        attempt = attempt_of(read_bytes(path / MANIFEST))
         comm.broadcast_object((attempt, _portable(path)))
         found = comm.gather_object(self._part_of_problems(trainer, path, attempt))
         for failure, _ in found:
@@ -276,7 +277,7 @@ class ObjectStore(CoreCallback):
         if comm.is_main:
             failure = _failure_of(partial(self.publish, path))
             manifest = path / MANIFEST
-            attempt = attempt_of(manifest.read_bytes()) if manifest.is_file() else None
+            attempt = attempt_of(read_bytes(manifest)) if manifest.is_file() else None
         failure, attempt = comm.broadcast_object((failure, attempt))
         if failure is None and not comm.is_main and mirror is not None and name:
             failure = _failure_of(partial(bring, mirror, name, attempt))

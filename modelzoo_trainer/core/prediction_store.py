@@ -18,6 +18,7 @@ from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of, can_hold
 from modelzoo_trainer.errors import ConfigError, PredictionError
 from modelzoo_trainer.predictions import FORMAT, INDEX, VERSION
+from modelzoo_trainer.regular_files import read_bytes
 
 FILE_BYTES: Final = 2**28  # of a file, about
 _FINAL: Final = re.compile(r"predictions_\d{5,}(?:_rank_\d+)?\.safetensors")
@@ -240,7 +241,7 @@ def _own_names(folder: Path) -> set[str]:
 def _names_of_index(folder: Path) -> list[str]:
     """Return the files listed by the index of a folder; empty if it is unreadable."""
     try:
-        raw = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        raw = json.loads(read_bytes(folder / INDEX))
         return [str(name) for name in raw["files"]] if raw["format"] == FORMAT else []
     except (OSError, ValueError, LookupError, TypeError):
         return []

@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import IO, Any, BinaryIO, Final, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.data.tokenization import Tokenization, Tokens
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.regular_files import open_regular
 
 Split = Literal["train", "val", "all"]
 
@@ -257,7 +258,7 @@ def damage_of(path: Path, dtype: np.dtype[Any]) -> str | None:
     A file without a digest, written by an earlier version, is checked by size and dtype.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             np.lib.format.read_magic(file)
             shape, _, found = np.lib.format.read_array_header_1_0(file)
             if found != dtype or len(shape) != 1:
@@ -273,7 +274,7 @@ def damage_of(path: Path, dtype: np.dtype[Any]) -> str | None:
     return None
 
 
-def _digest_of(file: BinaryIO, num_bytes: int) -> bytes:
+def _digest_of(file: IO[bytes], num_bytes: int) -> bytes:
     digest = xxhash.xxh3_128()
     while num_bytes and (content := file.read(min(num_bytes, _READ_BYTES))):
         digest.update(content)

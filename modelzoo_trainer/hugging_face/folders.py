@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.regular_files import open_regular, read_text
 
 CONFIG_FILE: Final = "config.json"
 SAFETENSORS_FILE: Final = "model.safetensors"
@@ -190,7 +191,7 @@ def _require_torch_file(path: Path, key: str) -> None:
     """Check that a file of weights other than safetensors is one of `torch.save`."""
     if path.suffix == ".safetensors":
         return
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(len(_LEGACY))
     if not start.startswith((_ARCHIVE, _LEGACY)):
         raise ConfigError(
@@ -220,7 +221,7 @@ def _read_object(path: Path, key: str, absent: str) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{key}: {absent}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{key}: {str(path)!r} cannot be read as JSON ({reason_of(error)}). Save or download "

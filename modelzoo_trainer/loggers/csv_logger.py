@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Metrics
 from modelzoo_trainer.loggers.file_logger import FileLogger, Line, Loaded, is_test
+from modelzoo_trainer.regular_files import open_regular
 
 Row = dict[str, str]
 
@@ -95,7 +96,7 @@ class CsvTable:
     def _read(self) -> list[Row]:
         if not self.path.is_file():
             return []
-        with self.path.open(encoding="utf-8", newline="") as file:
+        with io.TextIOWrapper(open_regular(self.path), encoding="utf-8", newline="") as file:
             reader = csv.reader(file)
             self._columns = next(reader, [])
             return [

@@ -20,7 +20,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.logger import Logger
-from modelzoo_trainer.regular_files import require_regular
+from modelzoo_trainer.regular_files import open_regular, require_regular
 from modelzoo_trainer.results_log import scopes_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def mark(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe or device has no past
         return nowhere
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             num_bytes = file.seek(0, os.SEEK_END)
             tail = _before(file, num_bytes)
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def cut_back(path: Path, step: int) -> None:
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     num_cut = 0
-    with path.open("rb") as lines, fresh.open("xb") as kept:
+    with open_regular(path) as lines, fresh.open("xb") as kept:
         for line in lines:
             found = _step_of(line)
             if found is None or found > step:
@@ -135,7 +135,7 @@ def lines_from(path: Path, start: int, step: int, stop: int | None = None) -> li
     """Return the lines of a file from an offset, up to another, without those of later steps."""
     if not path.is_file():
         return []
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(start)
         lines = file.read(-1 if stop is None else max(0, stop - start)).splitlines(keepends=True)
     found = [(_step_of(line), line) for line in lines]

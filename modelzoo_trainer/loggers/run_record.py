@@ -34,6 +34,7 @@ from modelzoo_trainer.loading.epochs import as_loaders
 from modelzoo_trainer.loading.train_data import num_validation_batches
 from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.optim.scheduler import Scheduler
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.versions import git_commit, versions
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class RunRecord:
     def _read_facts(self) -> dict[str, Any] | None:
         """Return the content of `run.json` of an earlier fit."""
         try:
-            facts = json.loads((self._folder / FACTS).read_text(encoding="utf-8"))
+            facts = json.loads(read_bytes(self._folder / FACTS))
         except (OSError, ValueError):
             return None
         return facts if isinstance(facts, dict) else None

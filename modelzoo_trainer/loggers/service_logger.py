@@ -15,7 +15,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.errors import ModelZooError
 from modelzoo_trainer.loggers.logger import Logger
-from modelzoo_trainer.regular_files import require_regular
+from modelzoo_trainer.regular_files import read_bytes, require_regular
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -41,7 +41,7 @@ class ReachedStep:
 
     def _read(self) -> int:
         try:
-            return int(self.path.read_text(encoding="ascii"))
+            return int(read_bytes(self.path))
         except (OSError, ValueError):
             return -1
 

@@ -9,11 +9,14 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from modelzoo_trainer.regular_files import open_regular
 
 Floats = NDArray[np.float64]
 
@@ -22,6 +25,7 @@ TIME_KEYS: Final = ("time", "timestamp", "_timestamp", "wall_time")
 MAX_METRICS: Final = 1000
 MAX_TEXTS: Final = 100
 _LONGEST_NAME: Final = 200
+_LONGEST_LINE: Final = 1 << 26  # bytes; the rest is read as another line
 _NON_FINITE: Final = {
     **dict.fromkeys(("nan", "NaN"), math.nan),
     **dict.fromkeys(("inf", "Infinity"), math.inf),
@@ -83,10 +87,14 @@ class _Column:
         self.steps, self.times, self.values = array("d"), array("d"), array("d")
 
 
-def read_metrics(path: Path) -> MetricsFile:
+def read_metrics(path: Path, *, inside: Path | None = None) -> MetricsFile:
     """Read a metrics file.
 
     Lines that are not JSON objects or have no step are counted and skipped.
+
+    Args:
+        path: The file.
+        inside: A folder, which symbolic links must not lead out of; None = they may.
 
     Raises:
         OSError: If the file cannot be read.
@@ -94,8 +102,8 @@ def read_metrics(path: Path) -> MetricsFile:
     found = MetricsFile()
     columns: dict[str, _Column] = {}
     texts: deque[Text] = deque(maxlen=MAX_TEXTS)
-    with path.open("rb") as file:
-        for line in file:
+    with open_regular(path, inside=inside) as file:
+        for line in iter(partial(file.readline, _LONGEST_LINE), b""):
             if line.isspace():
                 continue
             found.num_lines += 1

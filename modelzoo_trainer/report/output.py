@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.regular_files import open_regular
 from modelzoo_trainer.report.page import MARKER
 
 _HEAD_BYTES: Final = 2000
@@ -28,7 +29,7 @@ def check_target(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"{str(path)!r} is not a regular file. Choose another path.")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise _unwritable(path, error) from None

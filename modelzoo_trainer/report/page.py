@@ -15,6 +15,7 @@ from typing import Any, Final
 from modelzoo_trainer import __version__
 from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.report import tables
 from modelzoo_trainer.report.chart_data import Chart, charts_of, payload
 from modelzoo_trainer.report.metric_names import SECTIONS, is_time_left, note_of
@@ -270,7 +271,7 @@ def _samples(runs: Sequence[Run]) -> str:
             found.append(_sample(label, title, f"<pre>{escape(hide_in_text(text))}</pre>"))
         for one in run.samples:
             if one.image is not None:
-                source = _embedded(one.image, image_left)
+                source = _embedded(one.image, image_left, one.inside)
                 image_left -= len(source)
                 shown = f'<img alt="" src="{source}">' if source else escape(str(one.image))
                 found.append(_sample(label, one.title, shown))
@@ -282,12 +283,12 @@ def _sample(label: str, title: str, content: str) -> str:
     return f'<figure class="card"><figcaption>{head}</figcaption>{content}</figure>'
 
 
-def _embedded(path: Path, most: int) -> str:
+def _embedded(path: Path, most: int, inside: Path | None) -> str:
     """Return an image as a data URL; "" if it is too large or cannot be read."""
     try:
         if path.stat().st_size * 4 // 3 > most:
             return ""
-        content = path.read_bytes()
+        content = read_bytes(path, inside=inside)
     except OSError:
         return ""
     kind = IMAGE_KINDS[path.suffix.lower()]

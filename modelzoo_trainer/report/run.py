@@ -19,6 +19,7 @@ import numpy as np
 from modelzoo_trainer.checkpointing.overview import Overview, find_checkpoints
 from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.report.metrics_file import STEP_KEYS, MetricsFile, Series, read_metrics
 from modelzoo_trainer.report.run_log import HINT, Record
 from modelzoo_trainer.report.sessions import (
@@ -117,12 +118,13 @@ def read_run(path: Path, name: str) -> Run:
         ConfigError: If it is not a run, or its metrics cannot be read.
     """
     run_dir, file = (path.parent, path) if path.is_file() else (path, path / METRICS)
+    inside = None if path.is_file() else run_dir
     is_alone = path.is_file() and path.name != METRICS
     sessions = [] if is_alone else read_sessions(run_dir)
     if not file.exists():
         _refuse_without_metrics(path, sessions)
     try:
-        metrics = read_metrics(file) if file.exists() else MetricsFile()
+        metrics = read_metrics(file, inside=inside) if file.exists() else MetricsFile()
     except OSError as error:
         raise ConfigError(f"{str(file)!r} cannot be read: {error.strerror or error}.") from None
     if path.is_file() and metrics.is_unusable:
@@ -268,7 +270,7 @@ def _stopped_by(sessions: Iterable[Session], call: Session) -> str:
 def _is_alive(run_dir: Path, file: Path) -> bool:
     """Return whether the process of a run seems to be running."""
     try:
-        holder = json.loads((run_dir / ".lock").read_text(encoding="utf-8"))
+        holder = json.loads(read_bytes(run_dir / ".lock", inside=run_dir))
         host, pid = holder["host"], int(holder["pid"])
         if host != platform.node():
             return time.time() - file.stat().st_mtime < FRESH_S

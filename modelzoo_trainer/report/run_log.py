@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.config.secrets import hide_in_text
+from modelzoo_trainer.regular_files import open_regular
 
 RUN_LOG: Final = "run.log"
 HINT: Final = "HINT"
@@ -34,11 +35,14 @@ class Record:
     """The folder of logs, if nothing was trained there."""
 
 
-def read_log(folder: Path) -> tuple[list[Record], str]:
-    """Return the warnings and errors in `run.log`, and what stopped the run early; "" = nothing."""
+def read_log(folder: Path, inside: Path) -> tuple[list[Record], str]:
+    """Return the warnings and errors in `run.log`, and what stopped the run early; "" = nothing.
+
+    `inside`: the folder of the run; links that lead out of it are not followed.
+    """
     found: dict[tuple[str, str], Record] = {}
     stopped = ""
-    for when, level, line in _records(folder / RUN_LOG):
+    for when, level, line in _records(folder / RUN_LOG, inside):
         text = hide_in_text(line[:_LONGEST])
         if level in _SHOWN:
             before = found.get((level, text))
@@ -52,18 +56,18 @@ def read_log(folder: Path) -> tuple[list[Record], str]:
     return list(found.values()), stopped
 
 
-def _records(path: Path) -> Iterator[tuple[str, str, str]]:
+def _records(path: Path, inside: Path) -> Iterator[tuple[str, str, str]]:
     """Yield time, level and first line of each message."""
-    for line in _lines(path):
+    for line in _lines(path, inside):
         match = _RECORD.match(line)
         if match is not None:
             yield match[1], match[2], match[3]
 
 
-def _lines(path: Path) -> Iterable[str]:
+def _lines(path: Path, inside: Path) -> Iterable[str]:
     """Return the lines of a file; of a very long one those at its start and end."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, inside=inside) as file:
             content = file.read(_MAX_BYTES)
             size = path.stat().st_size
             if size > _MAX_BYTES:

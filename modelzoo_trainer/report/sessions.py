@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.config.secrets import hide_in_text, without_secrets
+from modelzoo_trainer.regular_files import open_regular, read_bytes
 from modelzoo_trainer.report.run_log import Record, read_log
 
 EVENTS: Final = "events.jsonl"
@@ -56,6 +57,8 @@ class Sample:
     title: str
     text: str | None = None
     image: Path | None = None
+    inside: Path | None = None
+    """The folder of the run of an image."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Session:
     """The content of one folder of logs."""
 
     path: Path
+    """`logs/<time>` in the folder of the run."""
     events: list[Event] = field(default_factory=list)
     num_broken: int = 0
     """Unreadable lines of `events.jsonl`, except the last one."""
@@ -78,6 +82,11 @@ class Session:
     warnings: list[Record] = field(default_factory=list)
     stopped_by: str = ""
     """According to `run.log`."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run; links that lead out of it are not followed."""
+        return self.path.parent.parent
 
     def of(self, *kinds: str) -> list[Event]:
         """Return the events of some kinds, in order."""
@@ -153,14 +162,14 @@ def _read(folder: Path) -> Session:
     _read_events(session)
     _read_facts(session)
     _read_params(session)
-    session.warnings, session.stopped_by = read_log(folder)
+    session.warnings, session.stopped_by = read_log(folder, session.run_dir)
     return session
 
 
 def _text_of(path: Path, session: Session) -> str | None:
     """Return the content of a file; None if there is none."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_bytes(path, inside=session.run_dir).decode(errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -262,15 +271,15 @@ def samples_of(session: Session) -> list[Sample]:
     for path in paths:
         title = f"{session.path.name}/{path.relative_to(session.path).as_posix()}"
         if path.suffix.lower() in IMAGE_KINDS:
-            found.append(Sample(title, image=path))
+            found.append(Sample(title, image=path, inside=session.run_dir))
         elif path.suffix in _TEXT_ENDINGS and not _NO_SAMPLES.fullmatch(path.name):
-            found.append(Sample(title, text=_beginning(path)))
+            found.append(Sample(title, text=_beginning(path, session.run_dir)))
     return found[-_MAX_SAMPLES:]
 
 
-def _beginning(path: Path) -> str:
+def _beginning(path: Path, run_dir: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path, inside=run_dir) as file:
             text = file.read(_MAX_TEXT_BYTES + 1)
     except OSError as error:
         return f"(cannot be read: {error.strerror or error})"

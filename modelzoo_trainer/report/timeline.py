@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.report.sessions import Event, Session, training_calls
 
 KINDS: Final = {
@@ -194,7 +195,7 @@ def _take_ledger(found: Timeline, run_dir: Path) -> None:
     if not ledgers:
         return
     try:
-        ledger = json.loads(ledgers[-1].read_text(encoding="utf-8"))
+        ledger = json.loads(read_bytes(ledgers[-1], inside=run_dir))
         seconds = {str(kind): float(value) for kind, value in ledger["seconds"].items()}
         num_restarts = int(ledger["num_restarts"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

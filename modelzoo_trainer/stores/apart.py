@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.cache import bound
 from modelzoo_trainer.stores.mirror import (
     MANIFEST,
@@ -119,7 +120,7 @@ def bring(mirror: Mirror, name: str, attempt: str | None) -> None:
 
 def _attempt_here(path: Path) -> str | None:
     try:
-        return attempt_of((path / MANIFEST).read_bytes())
+        return attempt_of(read_bytes(path / MANIFEST))
     except OSError:
         return None
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.mirror import (
     MANIFEST,
     Mirror,
@@ -61,7 +62,7 @@ def _copies(mirror: Mirror, record: Record) -> list[_Copy]:
     for name in checkpoints_in(mirror):
         path = mirror.path / name
         with suppress(OSError, ValueError):
-            if record.checkpoints.get(name) == attempt_of((path / MANIFEST).read_bytes()):
+            if record.checkpoints.get(name) == attempt_of(read_bytes(path / MANIFEST)):
                 found.append(_Copy(path))
     return sorted(found, key=lambda copy: copy.written)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.mirror import MANIFEST, attempt_of, located
 from modelzoo_trainer.stores.record import note_deleted
 
@@ -18,4 +19,4 @@ def forget(path: Path) -> None:
     """
     mirror, name = located(path)
     if mirror is not None and name and (path / MANIFEST).is_file():
-        note_deleted(mirror.folder, name, attempt_of((path / MANIFEST).read_bytes()))
+        note_deleted(mirror.folder, name, attempt_of(read_bytes(path / MANIFEST)))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.record import write_atomically
 from modelzoo_trainer.stores.store import Store, open_store
 from modelzoo_trainer.stores.urls import StoreUrl, is_url, parse_url
@@ -147,7 +148,7 @@ def files_of(path: Path) -> dict[str, dict[str, Any]]:
         ValueError: If it is not a manifest.
     """
     try:
-        files = json.loads((path / MANIFEST).read_bytes())["files"]
+        files = json.loads(read_bytes(path / MANIFEST))["files"]
         return {
             str(name): {"size_bytes": int(one["size_bytes"]), "xxh3_128": str(one["xxh3_128"])}
             for name, one in files.items()
@@ -232,7 +233,7 @@ def located(path: str | Path) -> tuple[Mirror | None, str]:
 
 def _bound(path: Path, binding: Path) -> Mirror:
     try:
-        raw = json.loads(binding.read_bytes())
+        raw = json.loads(read_bytes(binding))
         url = parse_url(str(raw["url"]))
         assert isinstance(url, StoreUrl)
         return Mirror(path, url, dict(raw["options"]))

@@ -16,6 +16,7 @@ from typing import Final
 import xxhash
 
 from modelzoo_trainer.errors import NoCheckpoint, NoSuchObject
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.listing import Listing, is_safe
 from modelzoo_trainer.stores.mirror import (
     ATTEMPT,
@@ -91,7 +92,7 @@ def _is_rest_there(mirror: Mirror, name: str, listing: Listing) -> bool:
     """Return whether a checkpoint was saved here, and its missing files uploaded by other hosts."""
     path = mirror.path / name
     try:
-        attempt = declared_attempt((path / MANIFEST).read_bytes())
+        attempt = declared_attempt(read_bytes(path / MANIFEST))
         files = files_of(path)
     except (OSError, ValueError):
         return False
@@ -123,7 +124,7 @@ def _is_in_use(mirror: Mirror) -> bool:
     import fcntl
 
     try:
-        fd = os.open(mirror.path / _RUN_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(mirror.path / _RUN_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -172,7 +173,7 @@ def _manifest(mirror: Mirror, name: str) -> bytes | None:
 
 def _is_here(mirror: Mirror, name: str, text: bytes) -> bool:
     try:
-        return (mirror.path / name / MANIFEST).read_bytes() == text
+        return read_bytes(mirror.path / name / MANIFEST) == text
     except OSError:
         return False
 
@@ -267,7 +268,7 @@ def _pull_file(mirror: Mirror, name: str, entry: Listed, sent: SentFile | None) 
         return replace(sent, modified=entry.modified)
     if path.is_symlink() or path.is_dir():
         return None
-    own = path.read_bytes() if path.is_file() else data
+    own = read_bytes(path) if path.is_file() else data
     if own != data and (sent is None or xxhash.xxh3_128_hexdigest(own) != sent.xxh3_128):
         _set_aside(mirror, name, "differs from that of the store, which is used")
     path.parent.mkdir(parents=True, exist_ok=True)

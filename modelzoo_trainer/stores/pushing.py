@@ -19,6 +19,7 @@ from typing import Any, Final
 import xxhash
 
 from modelzoo_trainer.errors import DamagedObject, NoSuchObject, StoreError
+from modelzoo_trainer.regular_files import open_regular, read_bytes
 from modelzoo_trainer.stores.listing import Listing
 from modelzoo_trainer.stores.mirror import (
     MANIFEST,
@@ -109,7 +110,7 @@ class Pusher:
     def _is_new(self, name: str) -> bool:
         path = self.mirror.path / name
         try:
-            text = (path / MANIFEST).read_bytes()
+            text = read_bytes(path / MANIFEST)
             if self.record.checkpoints.get(name) == attempt_of(text) or name in self._refused:
                 return False
             there = [(path / file).exists() for file in files_of(path)]
@@ -260,7 +261,7 @@ class Pusher:
         begin = time.perf_counter()
         try:
             with _links(self.mirror, name) as path:
-                text = (path / MANIFEST).read_bytes()
+                text = read_bytes(path / MANIFEST)
                 attempt = attempt_of(text)
                 num_bytes = self._send_all(path, f"{name}/{attempt}")
                 if declared_attempt(text):
@@ -450,7 +451,7 @@ def _written(path: Path) -> int:
 
 def _pieces(path: Path, num_bytes: int) -> Iterator[bytes]:
     """Yield the first bytes of a file that may be growing."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while num_bytes > 0 and (piece := file.read(min(_PIECE, num_bytes))):
             num_bytes -= len(piece)
             yield piece

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from urllib.parse import quote
 
 from modelzoo_trainer.errors import CheckpointError, DamagedObject, NoSuchObject, StoreError
+from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.cache import make_room
 from modelzoo_trainer.stores.mirror import MANIFEST, Mirror, attempt_of, located
 
@@ -63,7 +64,7 @@ def complete(path: Path, files: Mapping[str, FileRecord]) -> None:
         _check_space(mirror, path, sum(record.size_bytes for record in missing.values()))
         begin = time.perf_counter()
         try:
-            attempt = attempt_of((path / MANIFEST).read_bytes())
+            attempt = attempt_of(read_bytes(path / MANIFEST))
         except OSError:
             return  # its reader reports that
         with ThreadPoolExecutor(_NUM_THREADS) as pool:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from modelzoo_trainer.regular_files import read_bytes
+
 _RECORD: Final = "record.json"
 _DELETED: Final = "deleted"
 
@@ -41,7 +43,7 @@ class Record:
         """Read the record; an unreadable one is empty: everything is compared again."""
         record = cls(folder)
         with suppress(OSError, ValueError, TypeError, AttributeError, LookupError):
-            raw: dict[str, Any] = json.loads((folder / _RECORD).read_bytes())
+            raw: dict[str, Any] = json.loads(read_bytes(folder / _RECORD))
             files = {name: SentFile(**sent) for name, sent in raw["files"].items()}
             record.checkpoints = {str(name): str(tag) for name, tag in raw["checkpoints"].items()}
             record.files = files

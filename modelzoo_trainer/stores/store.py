@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import random
 import secrets
 import time
@@ -24,6 +23,7 @@ from modelzoo_trainer.errors import (
     ObjectChanged,
     StoreError,
 )
+from modelzoo_trainer.regular_files import open_regular
 from modelzoo_trainer.stores.client import Limits, import_obstore, is_plain, limits_of, open_client
 from modelzoo_trainer.stores.downloads import download_ranges
 from modelzoo_trainer.stores.failures import Failure, classify
@@ -425,7 +425,7 @@ def _pieces(source: Path | bytes | Callable[[], Iterable[bytes]], part: int) -> 
     if isinstance(source, bytes):
         yield source
     elif isinstance(source, Path):
-        with open(os.open(source, os.O_RDONLY | os.O_CLOEXEC), "rb", buffering=0) as file:
+        with open_regular(source) as file:
             while piece := file.read(part):
                 yield piece
     else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError, HookError
+from modelzoo_trainer.regular_files import read_bytes
 
 OPTION: Final = "--supervised"
 UNKNOWN: Final = -1.0  # in the shared status
@@ -220,7 +221,7 @@ class Report:
     def read(cls, path: Path) -> Self:
         """Read a child's report."""
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            raw = json.loads(read_bytes(path))
             failure = raw.pop("failure")
             return cls(**raw, failure=None if failure is None else Failure(**failure))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
