@@ -25,6 +25,7 @@ CREDENTIALS: Final = {
 }
 _CODE: Final = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
+_ATTEMPTS: Final = 3
 _QUERY: Final = re.compile(r"\?\S*")
 
 
@@ -38,6 +39,8 @@ class Failure:
         is_temporary: Whether a later attempt may succeed.
         is_missing: Whether the bucket exists, but not the object.
         is_short: Whether the object is shorter than the range that was requested.
+        attempts: How often an operation is tried where the same refusal also comes of a request
+            that was damaged on the way, which may not happen again.
     """
 
     reason: str
@@ -45,6 +48,7 @@ class Failure:
     is_temporary: bool = False
     is_missing: bool = False
     is_short: bool = False
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,11 @@ _RULES: Final = (
         "RequestTimeTooSkewed RequestInTheFuture",
     ),
     _Rule(
-        Failure("the credentials are wrong", "{credentials}"),
+        Failure(
+            "the credentials are not accepted",
+            "They are wrong, or requests are changed on the way, as by a proxy. {credentials}",
+            attempts=_ATTEMPTS,
+        ),
         "InvalidAccessKeyId SignatureDoesNotMatch InvalidToken InvalidSecurity NotSignedUp "
         "AuthenticationFailed InvalidAuthenticationInfo AuthenticationRequired "
         "NoAuthenticationInformation 401",

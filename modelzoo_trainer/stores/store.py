@@ -83,7 +83,8 @@ class Store:
     """The objects of a prefix. Used by several threads at a time.
 
     Every method retries after errors that may pass, with back-off, and raises a `StoreError` in
-    the end: `is_temporary` tells whether a later attempt may succeed.
+    the end: `is_temporary` tells whether a later attempt may succeed. Credentials that are refused
+    are tried three times, since a request that was damaged on the way is refused in the same way.
 
     Args:
         url: The prefix.
@@ -400,7 +401,7 @@ class Store:
             now = time.monotonic()
             first = now if first is None else first
             is_last = attempt == self._limits.attempts or now - first > self._limits.retry_s
-            if is_last or not failure.is_temporary:
+            if is_last or not (failure.is_temporary or attempt < failure.attempts):
                 break
             time.sleep(pause_s * random.uniform(0.5, 1))
             pause_s = min(pause_s * 2, 15)

@@ -24,6 +24,7 @@ FAULTS: Final = (
     "truncated answer",
     "corrupted answer",
     "corrupted request",
+    "corrupted signature",
     "stall",
     "duplicate",
 )
@@ -175,6 +176,8 @@ class FaultProxy:
             return True
         if fault == "duplicate":
             await self._ask(head, body)
+        if fault == "corrupted signature":
+            head = _with_other_signature(head)
         answer = await self._ask(head, _corrupted(body) if fault == "corrupted request" else body)
         self.answered()
         if fault == "stall":
@@ -219,6 +222,13 @@ def _passed_on(head: bytes, body: bytes, fault: str | None) -> bytes:
     if fault == "truncated answer":
         return head + body[: len(body) // 2] if body else head[: len(head) // 2]
     return head + (_corrupted(body) if fault == "corrupted answer" else body)
+
+
+def _with_other_signature(head: bytes) -> bytes:
+    """Return the head of a request with one changed bit in its signature."""
+    before, name, after = head.partition(b"Signature=")
+    assert name
+    return before + name + bytes([after[0] ^ 1]) + after[1:]
 
 
 def _corrupted(data: bytes) -> bytes:

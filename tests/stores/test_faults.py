@@ -144,8 +144,8 @@ def test_a_probe_passes_and_leaves_nothing(store: Store) -> None:
 @pytest.mark.parametrize(
     ("environment", "bucket", "found"),
     [
-        ({"AWS_SECRET_ACCESS_KEY": "wrong-secret"}, BUCKET, "credentials are wrong"),
-        ({"AWS_ACCESS_KEY_ID": "wrong-key"}, BUCKET, "credentials are wrong"),
+        ({"AWS_SECRET_ACCESS_KEY": "wrong-secret"}, BUCKET, "credentials are not accepted"),
+        ({"AWS_ACCESS_KEY_ID": "wrong-key"}, BUCKET, "credentials are not accepted"),
         ({"AWS_ACCESS_KEY_ID": READER}, BUCKET, "access is denied"),
         ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, BUCKET, "no credentials"),
     ],

@@ -215,7 +215,7 @@ def test_sigterm_with_a_store_that_hangs_keeps_its_exit_code(
 @pytest.mark.parametrize(
     ("environment", "port", "message", "code"),
     [
-        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, None, "the credentials are wrong", 2),
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, None, "the credentials are not accepted", 2),
         ({}, 9, "the endpoint cannot be reached", 1),  # a restart may succeed
     ],
 )

@@ -246,12 +246,33 @@ def test_an_expired_token_is_not_tried_again() -> None:
     assert is_refusal_of_disk(failed)  # training continues
 
 
+def test_a_request_that_was_damaged_on_the_way_is_repeated_if_its_signature_is_refused() -> None:
+    refused = "status code: 403 Forbidden: <Error><Code>SignatureDoesNotMatch</Code></Error>"
+    store, api = faulty_store(("put", refused), ("put", refused))
+    store.put("a", b"1")
+    assert store.read("a")[0] == b"1"
+    assert api.calls["put"] == 3
+
+
+def test_a_signature_that_is_always_refused_is_not_called_wrong_credentials_alone() -> None:
+    refused = "status code: 403 Forbidden: <Error><Code>SignatureDoesNotMatch</Code></Error>"
+    store, api = faulty_store(*[("put", refused)] * 9)
+    with pytest.raises(StoreError, match="They are wrong, or requests are changed") as caught:
+        store.put("a", b"1")
+    assert not caught.value.is_temporary
+    assert api.calls["put"] == 3
+
+
 @pytest.mark.parametrize(
     ("text", "found", "is_temporary"),
     [
         ("<Code>NoSuchBucket</Code>", "bucket 'b' does not exist", False),
-        ("<Code>SignatureDoesNotMatch</Code> secret hunter2", "credentials are wrong", False),
-        ("<Code>InvalidAccessKeyId</Code>", "credentials are wrong", False),
+        (
+            "<Code>SignatureDoesNotMatch</Code> secret hunter2",
+            "credentials are not accepted",
+            False,
+        ),
+        ("<Code>InvalidAccessKeyId</Code>", "credentials are not accepted", False),
         ("<Code>AccessDenied</Code>", "access is denied", False),
         ("status code: 403 Forbidden", "access is denied", False),
         ("<Code>RequestTimeTooSkewed</Code>", "clock of this machine differs", False),
