@@ -16,6 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
 from modelzoo_trainer.core.manual_steps import metric_suffix
 from modelzoo_trainer.core.precision import parameters_of
+from modelzoo_trainer.models.structure import ModelStructure
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -43,6 +44,7 @@ class ComputeNorm(Callback):
     log_step_hooks = frozenset({"on_before_optimizer_step", "on_train_batch_end"})
 
     def __init__(self) -> None:
+        self._structure: ModelStructure | None = None
         self._params: list[Tensor] = []
         self._layers: dict[int, int] = {}
         self._all_places: list[int] = []
@@ -58,12 +60,17 @@ class ComputeNorm(Callback):
         loop: Any,
         loop_idx: int,
     ) -> None:
+        self._found = {}
+        self._find(model)
+
+    def _find(self, model: Module) -> None:
+        """Look up the trainable parameters."""
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         self._params = [param for _, param in named]
         self._all_places = list(range(len(named)))
-        self._found = {}
         found = [_LAYER.search(name) for name, _ in named]
         self._layers = {idx: int(match[1]) for idx, match in enumerate(found) if match}
+        self._structure = ModelStructure(model)
 
     @override
     def on_before_optimizer_step(
@@ -73,6 +80,8 @@ class ComputeNorm(Callback):
         suffix = "" if trainer.manual_steps is None else metric_suffix(trainer, optimizer)
         if suffix is None:
             return
+        if self._structure is None or not self._structure.is_current():
+            self._find(model)
         params, places = self._params, self._all_places
         if suffix:
             places = self._places_of(optimizer)

@@ -16,6 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.callbacks.activation_hooks import named_params
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.models.structure import ModelStructure
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -47,9 +48,10 @@ _METHODS: Final[dict[str, Callable[[Tensor], Tensor]]] = {"outlier": outlier_mas
 class SelectiveGrad(Callback):
     """Train only selected weights of some parameters; the others stay unchanged, bit by bit.
 
-    They are selected when the first fit starts, from the weights at that time. The gradients of the
-    others are zeroed before clipping, and any remaining update of the optimizer, such as weight
-    decay, is undone. Parameters that match no entry train as usual.
+    They are selected when the first fit starts, from the weights at that time; those of a parameter
+    that is added or unfrozen later, before its first step. The gradients of the others are zeroed
+    before clipping, and any remaining update of the optimizer, such as weight decay, is undone.
+    Parameters that match no entry train as usual.
 
     Args:
         selective_grads: One or more entries: mappings with `param_filter`, one or more parameter
@@ -76,6 +78,7 @@ class SelectiveGrad(Callback):
             )
         self._entries = [_entry(entry) for entry in entries]
         self._masks: dict[str, Tensor] = {}
+        self._structure: ModelStructure | None = None
         self._params: list[tuple[Tensor, Tensor]] = []
         self._kept: list[Tensor] = []
 
@@ -101,22 +104,32 @@ class SelectiveGrad(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        params = {name: p for name, p in named_params(trainer.model).items() if p.requires_grad}
-        chosen = {name: method for name in params if (method := self._method_for(name))}
-        if not self._masks:
-            self._masks = {name: _METHODS[how](params[name]) for name, how in chosen.items()}
-        self._params = []
-        for name in chosen:
-            mask = self._masks.get(name)
-            if mask is None or mask.shape != params[name].shape:
-                raise ConfigError(
-                    f"SelectiveGrad: the checkpoint has no mask of shape "
-                    f"{tuple(params[name].shape)} for {name!r}. Resume with the model and the "
-                    f"param_filter that the run started with."
-                )
-            self._masks[name] = mask.to(params[name].device)
-            self._params.append((params[name], self._masks[name]))
+        self._select(trainer.model, of_checkpoint=bool(self._masks))
         log.info("SelectiveGrad: partially trained parameters: %d.", len(self._params))
+
+    def _select(self, model: Module, *, of_checkpoint: bool = False) -> None:
+        """Look up the parameters, and select weights of the new ones.
+
+        `of_checkpoint`: there may be no new ones.
+        """
+        params = {name: p for name, p in named_params(model).items() if p.requires_grad}
+        self._params = []
+        for name, param in params.items():
+            method = self._method_for(name)
+            if method is None:
+                continue
+            mask = self._masks.get(name)
+            if mask is None and not of_checkpoint:
+                mask = _METHODS[method](param)
+            if mask is None or mask.shape != param.shape:
+                raise ConfigError(
+                    f"SelectiveGrad: {'the checkpoint' if of_checkpoint else 'this run'} has no "
+                    f"mask of shape {tuple(param.shape)} for {name!r}. Resume with the model and "
+                    f"the param_filter that the run started with, and keep the shapes."
+                )
+            self._masks[name] = mask.to(param.device)
+            self._params.append((param, self._masks[name]))
+        self._structure = ModelStructure(model)
 
     def _method_for(self, name: str) -> str | None:
         for filters, method in self._entries:
@@ -130,6 +143,8 @@ class SelectiveGrad(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
+        if self._structure is None or not self._structure.is_current():
+            self._select(model)
         self._kept = [param.detach().clone() for param, _ in self._params]
         for param, mask in self._params:
             if param.grad is not None:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Outputs
 from modelzoo_trainer.core.step_check import StepCheck
+from modelzoo_trainer.models.structure import ModelStructure
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -82,6 +83,8 @@ class LossWindow:
 
 
 Batches = list[tuple[int, int]]
+_Place = tuple[dict[str, Tensor | None], str]
+"""The buffers of a module, and the name of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +237,9 @@ class StepGuard(StepLosses):
         self._masks: Final = masks
         self._gradients: Final = gradients
         self._device = trainer.backend.device
-        self._modules = [part for part in trainer.model.modules() if part._buffers]
+        self._model = trainer.model
+        self._structure: ModelStructure | None = None
+        self._places: list[_Place] = []
         self._num_skipped = torch.zeros((), dtype=torch.int64, device=self._device)
         self.check: StepCheck | None = None
         """The check of the current step; None = between optimizer steps."""
@@ -245,7 +250,7 @@ class StepGuard(StepLosses):
     @override
     def drop_batches(self) -> None:
         super().drop_batches()
-        self._copies: list[Tensor | None] = []
+        self._copies: list[tuple[_Place, Tensor | None]] = []
 
     # ---- batches
 
@@ -254,7 +259,9 @@ class StepGuard(StepLosses):
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
         if self._masks and not self._batches:
-            self._copies = [None if own is None else own.clone() for own in self._buffers()]
+            self._copies = [
+                (place, None if own is None else own.clone()) for place, own in self._buffers()
+            ]
         super().on_train_batch_start(trainer, model, batch, batch_idx)
 
     # ---- optimizer step
@@ -300,13 +307,19 @@ class StepGuard(StepLosses):
         )
         self._report(trainer, finding)
 
-    def _buffers(self) -> list[Tensor | None]:
-        return [buffer for part in self._modules for buffer in part._buffers.values()]
+    def _buffers(self) -> list[tuple[_Place, Tensor | None]]:
+        """Return the current buffers with their places."""
+        if self._structure is None or not self._structure.is_current():
+            self._structure = ModelStructure(self._model)
+            parts = [part._buffers for part in self._model.modules()]
+            self._places = [(table, key) for table in parts for key in table]
+        return [((table, key), table.get(key)) for table, key in self._places]
 
     def _restore_buffers(self, trainer: Trainer, bad: Tensor) -> None:
+        found = [(table.get(key), copy) for (table, key), copy in self._copies]
         pairs = [
             (own, copy)
-            for own, copy in zip(self._buffers(), self._copies, strict=False)
+            for own, copy in found
             if own is not None and copy is not None and own.shape == copy.shape
         ]
         if pairs:
@@ -321,7 +334,7 @@ class StepGuard(StepLosses):
         if self._window is not None:
             state["window"] = self._window.state_dict()
         if self._batches:
-            state["open"] = {**self.open_batches(), "buffers": list(self._copies)}
+            state["open"] = {**self.open_batches(), "buffers": [copy for _, copy in self._copies]}
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -333,4 +346,6 @@ class StepGuard(StepLosses):
         if "open" in state:
             part = state["open"]
             self.load_open_batches(part, self._device)
-            self._copies = [placed(copy, self._device) for copy in part["buffers"]]
+            copies = [placed(copy, self._device) for copy in part["buffers"]]
+            places = [place for place, _ in self._buffers()]
+            self._copies = list(zip(places, copies, strict=False))

@@ -21,6 +21,7 @@ from modelzoo_trainer.errors import (
     CheckpointMismatch,
     ConfigError,
 )
+from modelzoo_trainer.models.structure import ModelStructure
 from modelzoo_trainer.sparsity import (
     SparseParam,
     algorithms_of,
@@ -65,6 +66,7 @@ class Sparsity(CoreCallback):
     def __init__(self, sparsity: Any = None) -> None:
         self.algorithms = algorithms_of(sparsity)
         self.params: list[SparseParam] = []
+        self._structure: ModelStructure | None = None
         self._has_reported_all = False
         if not self.algorithms:
             self.idle_hooks = frozenset(
@@ -107,6 +109,10 @@ class Sparsity(CoreCallback):
         loop: Any,
         loop_idx: int,
     ) -> None:
+        self._find(model)
+
+    def _find(self, model: Module) -> None:
+        """Look up the parameters, which may have been replaced, and zero their masked weights."""
         named = _named(model)
         for one in self.params:
             param = named.get(one.name)
@@ -117,6 +123,7 @@ class Sparsity(CoreCallback):
                 )
             one.param = param
         prune_weights(self.params)
+        self._structure = ModelStructure(model)
 
     # ---- the step
 
@@ -124,6 +131,8 @@ class Sparsity(CoreCallback):
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
+        if self._structure is None or not self._structure.is_current():
+            self._find(model)
         step = trainer.global_step
         due = {id(algorithm) for algorithm in self.algorithms if algorithm.is_due(step)}
         if due:

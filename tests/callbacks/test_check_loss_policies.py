@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, Logger, TrainingLoop
 from modelzoo_trainer.callbacks import CheckLoss
@@ -272,3 +273,36 @@ def test_a_check_that_an_error_cut_off_is_not_that_of_the_next_run(make, batches
         trainer.fit(batches)
     assert found != [None]
     assert trainer.precision._check is None
+
+
+class Counter(nn.Module):
+    """Counts its calls in a buffer, which it may create in the first one."""
+
+    def __init__(self, *, is_lazy):
+        super().__init__()
+        self.register_buffer("size" if is_lazy else "count", torch.zeros(1))
+
+    def forward(self, hidden):
+        if "count" not in self._buffers:
+            self.register_buffer("count", torch.full((1,), 100.0))
+        self.count += 1
+        return hidden
+
+
+def test_buffers_that_a_skipped_step_creates_leave_the_others_restored(make, batches):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.new, self.old = Counter(is_lazy=True), Counter(is_lazy=False)
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, batch):
+            self.old(batch[0])
+            if self.old.count == 2:
+                self.new(batch[0])
+                return self.head(batch[0]).mean() * torch.nan
+            return self.head(batch[0]).square().mean()
+
+    trainer = make(CheckLoss("skip", max_skips=1), model=Net, max_steps=2)
+    trainer.fit(batches)
+    assert trainer.model.old.count.item() == 1

@@ -100,3 +100,19 @@ def test_sparse_missing_and_mixed_gradients_have_norms(make, batches, history, d
     norms = values(history, "model_wise_grad_norm")
     assert len(norms) == 4
     assert min(norms) > 0
+
+
+class ReplaceInStep(Callback):
+    """Freeze a layer and replace a parameter, with its value, before the third step."""
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        if trainer.global_step == 2:
+            model.layers[0].requires_grad_(False)
+            model.head.weight = nn.Parameter(torch.full((1, 4), 100.0))
+
+
+def test_parameters_that_change_within_a_stage_are_looked_up(make, batches, history):
+    expected = Expected()
+    make(ReplaceInStep(), ComputeNorm(), expected).fit(batches)
+    assert values(history, "model_wise_params_norm") == pytest.approx(expected.params)
+    assert values(history, "model_wise_grad_norm")[2:] == pytest.approx(expected.grads[2:])

@@ -168,3 +168,28 @@ def test_a_sparse_gradient_trains_the_same_weights(make, batches, tmp_path):
     changed = (models[0] != before).nonzero().tolist()
     assert changed == [[1, 0], [2, 3]]
     assert torch.allclose(*models)
+
+
+class Unfreeze(Callback):
+    """Train the layer from the third step on, in a parameter of its own."""
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        if trainer.global_step == 2 and not model.layer.weight.requires_grad:
+            model.layer.weight = nn.Parameter(model.layer.weight.detach().clone())
+            trainer.optimizer.param_groups[0]["params"][0] = model.layer.weight
+
+
+def test_a_parameter_that_is_unfrozen_later_is_selected_then(make, batches):
+    class Frozen(Big):
+        def __init__(self):
+            super().__init__()
+            self.layer.weight.requires_grad_(False)
+
+    callback = SelectiveGrad({"param_filter": "*.weight"})
+    trainer = make(callback, Unfreeze(), model=Frozen)
+    before = trainer.model.layer.weight.detach().clone()
+    mask = outlier_mask(before)
+    trainer.fit(batches)
+    after = trainer.model.layer.weight
+    assert torch.equal(after[~mask], before[~mask])
+    assert (after[mask] != before[mask]).all()

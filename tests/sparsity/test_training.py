@@ -360,3 +360,17 @@ def test_a_model_is_validated_as_it_is_sparse(make, batches, history):
     assert (trainer.model.body.weight == 0).sum() == 48
     ((_, loss),) = history.of("validate_0/loss")
     assert loss == pytest.approx(trainer.model(batches[0]).item())
+
+
+class Replace(Callback):
+    """Replace a sparse parameter, with other values, before the third step."""
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        if trainer.global_step == 2:
+            model.body.weight = nn.Parameter(torch.ones(12, 8))
+            params = trainer.optimizer.param_groups[0]["params"]
+            params[:] = list(model.parameters())
+
+
+def test_a_parameter_that_is_replaced_within_a_stage_is_masked(make, batches):
+    make(Static(0.5), Replace(), Watch()).fit(batches)
