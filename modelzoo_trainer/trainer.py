@@ -43,7 +43,7 @@ from modelzoo_trainer.core import (
     TrainingLoop,
     ValidationLoop,
 )
-from modelzoo_trainer.core.checkpoint import SAVING_END
+from modelzoo_trainer.core.checkpoint import saving
 from modelzoo_trainer.core.dataloader import NOTHING, require_step_boundary
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.loop import ends_stage, require_training_loop, validation_loop_of
@@ -724,15 +724,13 @@ class Trainer(InterceptableMethods):
         """
         require_step_boundary(self)
         self.drain()
-        self.checkpoint.finish(self)
-        state: dict[str, Any] = {}
-        try:
+        with saving(self):
+            self.checkpoint.finish(self)
+            state: dict[str, Any] = {}
             self.hooks.on_save_checkpoint(self, state)
             self.hooks.postprocess_checkpoint(self, state)
             path = self.checkpoint.write(self, self.backend.writable(state), wait=wait)
             self.checkpoint.report_committed(self)
-        finally:
-            self.call(SAVING_END)
         return path
 
     def after_save(self, committed: Iterable[Path]) -> None:

@@ -19,7 +19,6 @@ from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.side_checkpoints import (
     free_path,
     save_state,
-    saving,
     state_of,
     try_to_write,
     write_in_main,
@@ -50,6 +49,7 @@ from modelzoo_trainer.conversion.transformers_model import (
     tokenizer_beside,
     write_transformers,
 )
+from modelzoo_trainer.core.checkpoint import saving
 from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import SETTINGS_PATTERNS, local_folder
 from modelzoo_trainer.models.decoder import Decoder

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -55,7 +56,10 @@ class Lora(Callback):
         self, lora_params: LoraConfig | dict[str, Any] | list[LoraConfig | dict[str, Any]]
     ) -> None:
         self.lora_params = configs_of(lora_params)
-        self._merged: list[Module] = []
+        self._mergeable: list[Any] = []
+        self._weights: list[Tensor] = []
+        """Weights of these layers before adapters were merged into them; empty = not merged."""
+        self._merges = False
 
     # ---- the model
 
@@ -89,7 +93,7 @@ class Lora(Callback):
         for name, param in model.named_parameters():
             param.requires_grad_(_OWN.search(name) is not None)
         layers = dict(model.named_modules())
-        self._merged = [
+        self._mergeable = [
             layers[name]
             for config, names in zip(self.lora_params, chosen, strict=True)
             for name in names
@@ -120,10 +124,47 @@ class Lora(Callback):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        if trainer.backend.caps.sharded_state:
-            return  # weights are sharded; the output is the same unmerged
-        for layer in self._merged:
-            _merge(layer, stack)
+        if trainer.backend.caps.sharded_state or not self._mergeable or self._merges:
+            return  # the output of sharded weights is the same unmerged
+        own = trainer.callbacks["model"]
+        assert isinstance(own, ModelCallback)
+        stack.callback(self._unmerge)
+        stack.enter_context(own.replaced(self._unmerged))
+        stack.callback(setattr, self, "_merges", False)
+        self._merges = True
+        self._merge()
+
+    @contextmanager
+    def _unmerged(self) -> Iterator[None]:
+        """Within a validation: context manager in which the layers have their own weights."""
+        self._unmerge()
+        try:
+            yield
+        finally:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Merge the adapters into the weights of their layers."""
+        self._weights = [layer.get_base_layer().weight.data.clone() for layer in self._mergeable]
+        for layer in self._mergeable:
+            layer.merge()
+
+    @torch.no_grad()
+    def _unmerge(self) -> None:
+        for layer, before in zip(self._mergeable, self._weights, strict=False):
+            layer.unmerge()
+            layer.get_base_layer().weight.copy_(before)  # subtracting is not exact
+        self._weights = []
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is not None:
+            self._unmerge()
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if self._merges:  # a validation that has loaded a checkpoint
+            self._merge()
 
     # ---- checkpoints without adapters
 
@@ -161,20 +202,6 @@ def _is_alone(layer: Any, layers: Iterable[Module]) -> bool:
     weight = layer.get_base_layer().weight
     owners = [one for one in layers if any(own is weight for own in one._parameters.values())]
     return len(owners) == 1
-
-
-def _merge(layer: Any, stack: ExitStack) -> None:
-    """Merge an adapter into the weight of its layer until the stack is closed."""
-    weight: Tensor = layer.get_base_layer().weight.data
-    before = weight.clone()
-    layer.merge()
-    stack.callback(_unmerge, layer, before)
-
-
-def _unmerge(layer: Any, before: Tensor) -> None:
-    layer.unmerge()
-    with torch.no_grad():
-        layer.get_base_layer().weight.copy_(before)  # subtracting is not exact
 
 
 def _log_size(model: Module, num_layers: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
@@ -24,225 +25,14 @@ from modelzoo_trainer.callback import (
 )
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.callbacks.step_guard import StepGuard
-from modelzoo_trainer.checkpointing.restoring import whole_number
-from modelzoo_trainer.checkpointing.state_json import uncompiled
+from modelzoo_trainer.callbacks.weight_average import WeightAverage
 from modelzoo_trainer.constraints import Fraction, Name, PositiveInt, checked
+from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.step_check import StepCheck
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
-
-Part = Callable[[Tensor], Tensor]
-Get = Callable[[], Tensor]
-
-_HALVES = (torch.float16, torch.bfloat16)
-
-
-class WeightAverage:
-    """An exponential moving average of the weights of a model, on its device.
-
-    Averaged are the parameters that require a gradient, and the persistent floating-point buffers.
-    When the average is used, everything else has the model's current value.
-
-    `decay`: in [0, 1). `dtype`: of the averages of parameters; None = that of the parameter, or
-    float32 for half-precision parameters, whose averages would not change. `part`: returns the
-    local part of a tensor.
-
-    Cost: One copy of what is averaged. An update is one kernel launch for all tensors of a dtype
-        (three if a flag on the device decides), and a temporary copy of tensors of another dtype.
-    """
-
-    def __init__(  # noqa: PLR0913  # one for each argument of the callback
-        self,
-        model: Module,
-        decay: float,
-        *,
-        warms_up: bool = False,
-        averages_buffers: bool = True,
-        dtype: torch.dtype | None = None,
-        launches_cost: bool = False,
-        part: Part = lambda tensor: tensor,
-    ) -> None:
-        self.num_updates: int | Tensor = 0
-        """Number of updates; on the device if a flag there decides."""
-        self.is_swapped = False
-        self._model = model
-        self._decay = decay
-        self._warms_up = warms_up
-        self._averages_buffers = averages_buffers
-        self._dtype = dtype
-        self._launches_cost = launches_cost
-        self._part = part
-        self._averages: dict[str, Tensor] = {}
-        self._sources: list[Get] = []
-        self._has_buffers = False
-        self._steady: list[Tensor] | None = None
-        """The model's own tensors, if they stay the same and have the dtypes of the averages."""
-        self._own: list[Tensor] = []
-        self.track()
-
-    # ---- averaged tensors
-
-    @torch.no_grad()
-    def track(self) -> None:
-        """Start averaging newly trainable parameters, whose values have not changed so far."""
-        for name, param in self._model.named_parameters():
-            if param.requires_grad and uncompiled(name) not in self._averages:
-                dtype = self._dtype or (torch.float32 if param.dtype in _HALVES else param.dtype)
-                tensor = self._part(param.detach())  # shares its memory
-                self._add(name, param, lambda tensor=tensor: tensor, dtype)  # type: ignore[misc]  # mypy rejects the default
-        if self._averages_buffers:
-            for prefix, module in self._model.named_modules():
-                self._track_buffers(prefix, module)
-        values = [get() for get in self._sources]
-        is_steady = not self._has_buffers and self._has_types_of(values)
-        self._steady = values if is_steady else None
-
-    def _track_buffers(self, prefix: str, module: Module) -> None:
-        for key, buffer in module._buffers.items():
-            name = f"{prefix}.{key}" if prefix else key
-            is_state = key not in module._non_persistent_buffers_set
-            if buffer is None or not (is_state and buffer.is_floating_point()):
-                continue
-            if uncompiled(name) not in self._averages:
-
-                def get(module: Module = module, key: str = key) -> Tensor:
-                    return self._part(module._buffers[key])  # type: ignore[arg-type]  # a buffer
-
-                self._add(name, buffer, get, buffer.dtype)
-                self._has_buffers = True
-
-    def _add(self, name: str, tensor: Tensor, get: Get, dtype: torch.dtype) -> None:
-        average = tensor.detach().to(dtype, copy=True)
-        self._averages[uncompiled(name)] = average
-        self._sources.append(get)
-        self._own.append(self._part(average))
-
-    # ---- updates
-
-    def update(self, keep: Tensor | None = None, *, counts_on_device: bool = False) -> None:
-        """Update the average with the current weights.
-
-        `keep`: (), bool, on the device: False = leave average and count unchanged. None = True.
-        `counts_on_device`: compute the decay from a count on the device.
-
-        Raises:
-            RuntimeError: Within `swap`, where the model has the average.
-        """
-        if self.is_swapped:
-            raise RuntimeError(
-                "ModelEma.update() was called inside 'with ema.swap()', where the model has the "
-                "averaged weights. Call it outside."
-            )
-        if self._steady is not None and keep is None and not self._warms_up:
-            torch._foreach_lerp_(self._own, self._steady, 1.0 - self._decay)
-            self.num_updates = self.num_updates + 1
-            return
-        with torch.no_grad():
-            self._update(self._values(), keep, counts_on_device=counts_on_device)
-
-    def _update(self, values: list[Tensor], keep: Tensor | None, *, counts_on_device: bool) -> None:
-        num = self.num_updates
-        is_known = isinstance(num, int) and not counts_on_device
-        if keep is None and (is_known or not self._warms_up):
-            weight = 1.0 - (self._decay_after(num) if isinstance(num, int) else self._decay)
-            torch._foreach_lerp_(self._own, values, weight)
-            self.num_updates = self.num_updates + 1
-            return
-        weight_on_device = self._device_weight(keep)
-        if not self._launches_cost:
-            torch._foreach_lerp_(self._own, values, [weight_on_device] * len(values))
-            return
-        # With a tensor as the weight, lerp would launch one kernel per tensor.
-        steps = torch._foreach_sub(values, self._own)
-        torch._foreach_mul_(steps, weight_on_device)
-        torch._foreach_add_(self._own, steps)
-
-    def _decay_after(self, num: int) -> float:
-        return min(self._decay, (1 + num) / (10 + num)) if self._warms_up else self._decay
-
-    def _device_weight(self, keep: Tensor | None) -> Tensor:
-        """Return the weight of the model's values, (), on the device; count the update there."""
-        device, dtype = self._own[0].device, self._own[0].dtype
-        if keep is None:
-            keep = torch.ones((), dtype=torch.bool, device=device)
-        decay = torch.full((), self._decay, dtype=dtype, device=device)
-        if self._warms_up:
-            num = torch.as_tensor(self.num_updates, device=device).to(dtype)
-            decay = torch.minimum(decay, (1 + num) / (10 + num))
-        self.num_updates = self.num_updates + keep.to(torch.int64)
-        return (1 - decay) * keep.to(dtype)
-
-    def _values(self) -> list[Tensor]:
-        """Return the model's own tensors, in the dtypes of their averages."""
-        values = [get() for get in self._sources]
-        if self._has_types_of(values):
-            return values
-        cast = [torch.empty_like(own) for own in self._own]
-        torch._foreach_copy_(cast, values)
-        return cast
-
-    def _has_types_of(self, values: list[Tensor]) -> bool:
-        return all(own.dtype == value.dtype for own, value in zip(self._own, values, strict=True))
-
-    @torch.no_grad()
-    def set(self) -> None:
-        """Set the average to the current weights and the count to 0."""
-        torch._foreach_copy_(self._own, [get() for get in self._sources])
-        self.num_updates = 0
-
-    # ---- use
-
-    @contextmanager
-    def swap(self) -> Iterator[None]:
-        """Context manager in which the model has the averaged weights.
-
-        Cost: A second copy of what is averaged, inside.
-
-        Raises:
-            RuntimeError: If it is nested.
-        """
-        if self.is_swapped:
-            raise RuntimeError("ModelEma.swap() is already active; do not nest 'with ema.swap()'.")
-        targets = [get() for get in self._sources]
-        with torch.no_grad():
-            before = [target.clone() for target in targets]
-            self.is_swapped = True
-            try:
-                torch._foreach_copy_(targets, self._own)
-                with torch.enable_grad():
-                    yield
-            finally:
-                torch._foreach_copy_(targets, before)
-                self.is_swapped = False
-
-    # ---- state
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the count, and the averages by their names in the model's state dict."""
-        return {"num_updates": self.num_updates, "average": dict(self._averages)}
-
-    @torch.no_grad()
-    def load_state_dict(
-        self,
-        state: Mapping[str, Any],
-        fit: Callable[[Mapping[str, Any], Mapping[str, Any]], Any] = lambda found, own: found,
-    ) -> None:
-        """Restore what `state_dict` returned.
-
-        `fit`: converts tensors of a checkpoint to a form that can be copied into local tensors.
-        """
-        num = state["num_updates"]
-        if not isinstance(num, Tensor):
-            num = whole_number(state, "num_updates")
-        self.num_updates = num.to(self._own[0].device) if isinstance(num, Tensor) else num
-        found = {
-            name: state["average"][name] for name in self._averages if name in state["average"]
-        }
-        for name, value in fit(found, self._averages).items():
-            self._averages[name].copy_(value)
-
 
 Dtype = Literal["float32", "float64", "bfloat16"]
 Prefix = Annotated[Name, Predicate(lambda text: text.strip("/") == text), "a prefix such as 'ema'"]
@@ -274,10 +64,11 @@ class ModelEma(ValidationCallback):
     the weights before the first step. Steps that are skipped by `CheckLoss` or by a loss scaler do
     not count. With several optimizers the average is updated once per batch, unless a loss scaler
     skipped one of its steps. Frozen parameters and buffers that are not floating-point are not
-    averaged.
+    averaged; a parameter that is added or unfrozen later is averaged from the next step on.
 
     `swap()` is a context manager in which the model has the averaged weights; `ExtraCheckpoint`
-    and `HuggingFaceCheckpoint` write them with `averaged`.
+    and `HuggingFaceCheckpoint` write them with `averaged`. A checkpoint of the run that is saved
+    inside, or while the average is validated, has the trained weights.
 
     Args:
         decay: Weight of the average in an update, in [0, 1).
@@ -326,6 +117,7 @@ class ModelEma(ValidationCallback):
         self._name_scope = name_scope
         self._average: WeightAverage | None = None
         self._loaded: dict[str, Any] | None = None
+        self._model_owner: ModelCallback | None = None
         self._inference: Callable[[], AbstractContextManager[Any]] | None = None
         self._guard: StepGuard | None = None
         self._check: StepCheck | None = None
@@ -335,6 +127,8 @@ class ModelEma(ValidationCallback):
 
     @override
     def setup(self, trainer: Trainer) -> None:
+        owner = trainer.callbacks["model"]
+        self._model_owner = owner if isinstance(owner, ModelCallback) else None
         same = [one for one in trainer.get_callbacks(ModelEma) if one.name_scope == self.name_scope]
         if len([one for one in same if one.validates]) > 1:
             raise ConfigError(
@@ -357,6 +151,7 @@ class ModelEma(ValidationCallback):
             dtype=self.dtype,
             launches_cost=backend.device != torch.empty(0).device,
             part=backend.comm.local_part,
+            settle=self._free_gathered,
         )
         if self._loaded is not None:
             self._average.load_state_dict(self._loaded, backend.for_loading)
@@ -396,12 +191,10 @@ class ModelEma(ValidationCallback):
         Raises:
             RuntimeError: If there is no average, or it is nested.
         """
-        self._free_gathered()
-        try:
-            with self.average.swap():
-                yield
-        finally:
-            self._free_gathered()
+        average, owner = self.average, self._model_owner
+        told = nullcontext() if owner is None else owner.replaced(average.swapped_back)
+        with average.swap(), told:
+            yield
 
     def _free_gathered(self) -> None:
         """Free parameters that a call of a sharded model has gathered, which would not change."""
@@ -531,6 +324,15 @@ class ModelEma(ValidationCallback):
                     return
 
     # ---- state
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is not None and self._average is not None and self._average.is_swapped:
+            raise ConfigError(
+                f"ckpt_path: {str(ckpt_path)!r} cannot be loaded while the model has the averaged "
+                f"weights of ModelEma, which would then be mixed with it. Load it outside 'with "
+                f"ema.swap()' and outside the validation of the average."
+            )
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

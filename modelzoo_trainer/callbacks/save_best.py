@@ -26,11 +26,11 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     part_names,
     remove,
     save_state,
-    saving,
     state_of,
     try_to_write,
 )
 from modelzoo_trainer.constraints import PositiveInt, checked
+from modelzoo_trainer.core.checkpoint import saving
 from modelzoo_trainer.core.named_checkpoints import FACT
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.metric_direction import Direction, is_better

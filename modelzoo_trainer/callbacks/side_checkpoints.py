@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from string import Formatter
@@ -18,7 +18,7 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.checkpointing.folder import hidden_name, name_pattern
 from modelzoo_trainer.checkpointing.manifest import SUFFIX
-from modelzoo_trainer.core.checkpoint import SAVING_END
+from modelzoo_trainer.core.checkpoint import saving
 from modelzoo_trainer.core.states import part_of
 from modelzoo_trainer.errors import (
     CheckpointError,
@@ -118,15 +118,6 @@ def free_path(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{stem}_{number}{end}")
     return free
-
-
-@contextmanager
-def saving(trainer: Trainer) -> Iterator[None]:
-    """Tell callbacks when it ends, after which training continues."""
-    try:
-        yield
-    finally:
-        trainer.call(SAVING_END)
 
 
 def state_of(trainer: Trainer, where: str, names: tuple[str, ...] = ("all",)) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from modelzoo_trainer.core.checkpoint_writer import (
     was_written_before,
 )
 from modelzoo_trainer.core.memory_snapshots import MemorySettings, MemorySnapshots
+from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.named_checkpoints import (
     BEST,
     LAST,
@@ -63,6 +64,21 @@ log = logging.getLogger("modelzoo_trainer.checkpoint")
 SAVING_END: Final = "saving_end"
 """Custom event after `on_save_checkpoint`, before training continues: the checkpoint, of the run or
 of `SaveBest` and the like, is written, has failed, or is being written in the background."""
+
+
+@contextmanager
+def saving(trainer: Trainer) -> Iterator[None]:
+    """Context manager in which a checkpoint is written; the model has its trained weights.
+
+    Tells callbacks when it ends, after which training continues.
+    """
+    owner = trainer.callbacks["model"]
+    assert isinstance(owner, ModelCallback)
+    try:
+        with owner.trained_weights():
+            yield
+    finally:
+        trainer.call(SAVING_END)
 
 
 class Checkpoint(CoreCallback, Interceptable):
@@ -530,17 +546,21 @@ class Checkpoint(CoreCallback, Interceptable):
             return
         trainer.drain()
         state: StateDict = {}
-        self.is_in_memory = True
-        try:
+        with saving(trainer), self._in_memory_only():
             trainer.hooks.on_save_checkpoint(trainer, state)
             trainer.hooks.postprocess_checkpoint(trainer, state)
             whole = trainer.backend.writable(state)
             group = trainer.backend.comm.process_group
             part = whole if group is None else part_of(whole, trainer)
             memory.save(trainer, part, self._saving.path)
+
+    @contextmanager
+    def _in_memory_only(self) -> Iterator[None]:
+        self.is_in_memory = True
+        try:
+            yield
         finally:
             self.is_in_memory = False
-            trainer.call(SAVING_END)
 
     @override
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,7 @@ class ModelCallback(CoreCallback, Interceptable):
         self.was_object = isinstance(model, Module)
         """Whether a module was given, which may have trained weights."""
         self.calls = ModelCalls(call_model)
+        self._replaced: list[Callable[[], AbstractContextManager[None]]] = []
 
     def change(self, change: Callable[[Module], Module]) -> None:
         """Register a function that modifies the model when it is built; called in `pre_setup`.
@@ -67,6 +68,34 @@ class ModelCallback(CoreCallback, Interceptable):
         `change` gets the model, and returns the model to use.
         """
         self.model = partial(_changed, self.model, change)
+
+    # ---- weights that are only used, not trained
+
+    @contextmanager
+    def replaced(self, trained: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Context manager in which the model has other weights than those that are trained.
+
+        `trained`: returns the context in which it has the trained ones, for a checkpoint.
+        """
+        self._replaced.append(trained)
+        try:
+            yield
+        finally:
+            self._replaced.remove(trained)
+
+    @contextmanager
+    def trained_weights(self) -> Iterator[None]:
+        """Context manager in which the model has the weights that are trained."""
+        replaced, self._replaced = self._replaced, []
+        try:
+            with ExitStack() as stack:
+                for trained in reversed(replaced):
+                    stack.enter_context(trained())
+                yield
+        finally:
+            self._replaced = replaced
+
+    # ---- hooks
 
     @event("create-model")
     def create_model(self) -> Module:

@@ -14,8 +14,8 @@ _IS_TRAINED: Final = attrgetter("requires_grad")
 class ModelStructure:
     """The modules, parameters and buffers of a model, and which parameters were trainable.
 
-    Whoever keeps tensors of a model asks `is_current` before using them. A parameter that got other
-    values, also by `param.data = ...`, is the same parameter; a buffer may be another tensor.
+    Code that keeps tensors of a model asks `is_current` before using them. A parameter that got
+    other values, also by `param.data = ...`, is the same parameter; a buffer may be another tensor.
 
     Cost: `is_current` takes about 0.1 us for each module and parameter.
     """

@@ -302,3 +302,32 @@ def test_adapters_on_adapters_are_refused(make):
 def test_alpha_is_finite():
     with pytest.raises(ConfigError, match="alpha: expected a finite number > 0, got inf"):
         Lora({"r": 2, "alpha": float("inf")})
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_what_is_saved_in_a_validation_is_not_merged(make, batches, merges):
+    class Save(Callback):
+        def on_validate_end(self, trainer, model, loop):
+            trainer.save_checkpoint()
+
+    lora = Lora({"r": 2, "alpha": 8, "merge_weights": merges})
+    first = make(lora, Save(), loop=TrainingLoop(max_steps=4, eval_frequency=4))
+    first.fit(batches, batches[:1])
+    other = make(Lora({"r": 2, "alpha": 8, "merge_weights": merges}))
+    other.load_checkpoint(...)
+    assert equal(state_of(first), state_of(other))
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_validation_uses_the_adapters_of_the_checkpoint_that_it_loads(
+    make, batches, history, merges
+):
+    settings = {"r": 2, "alpha": 8, "merge_weights": merges}
+    first = make(Lora(settings), loop=TrainingLoop(max_steps=4, eval_frequency=4))
+    first.fit(batches, batches[:1])
+    first.save_checkpoint()
+    other = make(Lora(settings))
+    other.validate(batches[:1])
+    assert equal(state_of(first), state_of(other))
+    trained, again = (value for _, value in history.of("validate_0/loss"))
+    assert again == pytest.approx(trained, rel=1e-5)
