@@ -51,10 +51,13 @@ class MetricLog:
         """Read values on the host as soon as they are available; see `Trainer.read`."""
         trainer = self._trainer
         made_at = self._step(trainer) if step is None else step
+        log = self._logging
+        of_batch = log.of_batch
 
         def at_its_step(values: list[Any]) -> None:
             now, delivering = trainer.loop.show_step(trainer, made_at), self.is_delivering
             self.is_delivering = True
+            was_of_batch, log.of_batch = log.of_batch, of_batch
             try:
                 deliver(values)
             except StopTraining as stop:
@@ -64,7 +67,7 @@ class MetricLog:
                 raise
             finally:
                 trainer.loop.show_step(trainer, now)
-                self.is_delivering = delivering
+                self.is_delivering, log.of_batch = delivering, was_of_batch
 
         backend = trainer.backend
         if backend.reads_at_once:

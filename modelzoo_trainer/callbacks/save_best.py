@@ -139,8 +139,9 @@ class SaveBest(Callback):
     run; nothing that this callback did not write is deleted.
 
     Non-finite values are never best; of values that differ by less than a millionth, the earlier
-    one is kept. A value that is
-    available only after the weights have changed (a training metric, on some devices) is ignored.
+    one is kept. A value of other weights than those that would be saved is ignored, with a warning:
+    a training metric such as `loss`, which is of the weights before the step; a value that is
+    available only after the weights have changed; and one that is logged inside `ModelEma.swap()`.
     If a checkpoint cannot be written, an error is logged; the run continues.
 
     The attribute `best` is a list of the kept checkpoints, best first, each a dict with `name`,
@@ -255,7 +256,18 @@ class SaveBest(Callback):
 
     def _warn_of_averages(self, trainer: Trainer) -> None:
         scopes = [one.name_scope for one in trainer.get_callbacks(ModelEma) if one.validates]
-        if self.load_best and any(self.metric.startswith(f"{scope}/") for scope in scopes):
+        if not any(self.metric.startswith(f"{scope}/") for scope in scopes):
+            return
+        if not {"all", "callbacks"} & set(self.states):
+            log.warning(
+                "SaveBest: %s is a metric of the averaged weights, but %s is %s: the best "
+                "checkpoints will have the trained weights of that step. Use 'all', or add "
+                "'callbacks', to save the averaged ones, too.",
+                self.metric,
+                _STATES,
+                ",".join(self.states),
+            )
+        if self.load_best:
             log.warning(
                 "SaveBest.load_best: %s is a metric of the averaged weights, but the model will "
                 "get the trained weights of that step. The averaged weights are in the best "
@@ -269,8 +281,33 @@ class SaveBest(Callback):
         if not trainer.is_fitting:  # validation of another checkpoint
             return
         value = self._watch.value_in(metrics)
-        if value is not None:
+        if value is None:
+            return
+        if trainer.logging.of_batch:
+            self._warn_once(
+                "SaveBest: ignored %s of step %d, because it is of a training batch: of the "
+                "weights before that step, which are not saved. This warning is not repeated. Use "
+                "a validation metric, or log one in on_step_boundary.",
+                step,
+            )
+        elif self._is_of_average(trainer):
+            self._warn_once(
+                "SaveBest: ignored %s of step %d, because the model had the averaged weights of "
+                "ModelEma, and the trained ones are saved. This warning is not repeated. Validate "
+                "outside 'with ema.swap()', or use the metrics of ModelEma's own validations.",
+                step,
+            )
+        else:
             self._arrived = (value, step)
+
+    def _is_of_average(self, trainer: Trainer) -> bool:
+        """Return whether the model has averaged weights, though the metric is not named so."""
+        return any(
+            ema.has_average
+            and ema.average.is_swapped
+            and not self.metric.startswith(f"{ema.name_scope}/")
+            for ema in trainer.get_callbacks(ModelEma)
+        )
 
     # ---- when
 
@@ -301,6 +338,12 @@ class SaveBest(Callback):
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
         if self._arrived is not None:
+            self._use(trainer)
+
+    @override
+    def on_step_committed(self, trainer: Trainer) -> None:
+        if self.metric in trainer.logging.collected:  # logged by another one at the boundary
+            trainer.logging.deliver(trainer)
             self._use(trainer)
 
     @override
@@ -348,14 +391,16 @@ class SaveBest(Callback):
                 self._save(trainer, value)
 
     def _warn_late(self, step: int, now: int) -> None:
+        self._warn_once(
+            "SaveBest: ignored %s of step %d, because it was available only at step %d, after the "
+            "weights had changed. This warning is not repeated. Use a validation metric.",
+            step,
+            now,
+        )
+
+    def _warn_once(self, text: str, *steps: int) -> None:
         if not self._has_warned:
-            log.warning(
-                "SaveBest: ignored %s of step %d, because it was available only at step %d, after "
-                "the weights had changed. This warning is not repeated. Use a validation metric.",
-                self.metric,
-                step,
-                now,
-            )
+            log.warning(text, self.metric, *steps)
         self._has_warned = True
 
     # ---- writing
@@ -425,6 +470,17 @@ class SaveBest(Callback):
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
         if ckpt_path is not None:
             self.loaded_step = None
+
+    @override
+    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        if self.loaded_step not in (None, trainer.global_step):
+            log.warning(
+                "SaveBest.load_best: %s has the best weights, of step %d, with the rest of the "
+                "state of step %d. A run that resumes from it continues from these weights.",
+                ckpt_path.name,
+                self.loaded_step,
+                trainer.global_step,
+            )
 
     # ---- state
 

@@ -81,12 +81,16 @@ class Logging(CoreCallback):
         self.log_level = log_level.upper()
         self.step = 0
         self.in_batch = False
+        self.of_batch = False
+        """Whether what is logged or delivered now is of a training batch: of the weights before its
+        update, which no checkpoint has. In `on_metrics`, that of the metrics."""
         self.collects = False
         """Whether metrics that are logged now, in a batch, are those of its log step."""
         self.is_log_window = True
         self.removed_destinations: set[str] = set()
         self.collected: Metrics = {}
         self._collected_step = 0
+        self._collected_late = False  # by deliveries of a batch, after it
         self._num_to_rehearse = 0
         self._failed: set[int] = set()
 
@@ -128,7 +132,7 @@ class Logging(CoreCallback):
         stack.callback(self._open_gate, trainer)
 
     def _open_gate(self, trainer: Trainer) -> None:
-        self.in_batch = self.collects = False
+        self.in_batch = self.of_batch = self.collects = False
         self.is_log_window = trainer.is_log_step = True
         trainer.rehearses = False
         trainer.hooks = trainer.callbacks.log_hooks
@@ -186,7 +190,7 @@ class Logging(CoreCallback):
     ) -> None:
         if self.collected:
             self.deliver_all(trainer)
-        self.in_batch = True
+        self.in_batch = self.of_batch = True
         self.step = self._collected_step = step = trainer.global_step + 1
         every = self.log_steps
         schedule, data = trainer.schedule, trainer.data
@@ -213,6 +217,7 @@ class Logging(CoreCallback):
     def on_step_boundary(self, trainer: Trainer) -> None:
         if self.collected:
             self.deliver(trainer)
+        self.of_batch = False
         if self._num_to_rehearse:
             is_second = self._num_to_rehearse == _REHEARSED - 1
             self._num_to_rehearse -= 1 + (is_second and self.is_log_window)
@@ -239,6 +244,7 @@ class Logging(CoreCallback):
         elif self.collected and step != self._collected_step:
             self.deliver(trainer)
         self._collected_step = step
+        self._collected_late = self._collected_late or self.of_batch
         self.collected.update(metrics)
 
     def refuse_twice(self, metrics: Metrics) -> None:
@@ -264,7 +270,15 @@ class Logging(CoreCallback):
         metrics, self.collected = self.collected, {}
         if not metrics:
             return
-        step = self._collected_step
+        step, late = self._collected_step, self._collected_late
+        self._collected_late = False
+        before, self.of_batch = self.of_batch, self.of_batch or late
+        try:
+            self._deliver(trainer, metrics, step)
+        finally:
+            self.of_batch = before
+
+    def _deliver(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         if step == trainer.global_step and trainer.backend.reads_at_once:
             for name, value in metrics.items():
                 if type(value) is not float and isinstance(value, Tensor):

@@ -95,9 +95,13 @@ def test_an_average_that_is_rounded_differently_is_no_improvement(make, batches)
 
     class Accuracy(Callback):
         def on_train_step_end(self, trainer, model, outputs, batch):
-            trainer.log_metrics(accuracy=next(values))
+            self.value = next(values)
+            trainer.log_metrics(accuracy=self.value)
 
-    stop, best = EarlyStopping("accuracy", patience=2), SaveBest("accuracy")
+        def on_step_boundary(self, trainer):
+            trainer.log_metrics(test_accuracy=self.value)
+
+    stop, best = EarlyStopping("accuracy", patience=2), SaveBest("test_accuracy")
     trainer = make(Accuracy(), stop, best)
     result = trainer.fit(batches)
     assert (trainer.global_step, stop.best_step, result.best["accuracy"].step) == (3, 1, 1)

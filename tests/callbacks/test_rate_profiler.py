@@ -78,6 +78,14 @@ def test_what_is_not_training_does_not_count(make, batches, slow, hook):
     assert rates.perf_metrics["total_time"] == 0
 
 
+class Best(SaveBest):
+    """Keeps a checkpoint of each step."""
+
+    def on_step_boundary(self, trainer):
+        super().on_step_boundary(trainer)
+        trainer.log_metrics(score=trainer.global_step)
+
+
 class Nested(Callback):
     """Saves again after the first checkpoint."""
 
@@ -94,7 +102,7 @@ class Nested(Callback):
     [
         ExtraCheckpoint(steps=2, checkpoint_name="extra_{step}"),
         ExtraCheckpoint(steps=2, checkpoint_name="weights_{step}", file_format="safetensors"),
-        SaveBest("loss"),
+        Best("score", mode="max"),
         Nested(),
     ],
     ids=["extra", "weights", "best", "nested"],

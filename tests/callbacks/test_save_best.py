@@ -128,14 +128,50 @@ def test_the_loss_of_a_validation_can_be_named(make, batches):
     assert names(trainer.model_dir) == ["best_1", "best_2", "best_3", "best_4"]
 
 
-def test_the_loss_of_a_step_can_be_named_where_it_arrives_at_once(make, batches):
-    trainer = make(SaveBest("loss", mode="max", k=9), max_steps=3)
+class LogInBatch(Callback):
+    """Log metrics of a training batch in several ways."""
+
+    def on_train_step_end(self, trainer, model, outputs, batch):
+        trainer.log_metrics(in_step=outputs["loss"])
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        trainer.log_metrics(at_end=outputs["loss"].detach())
+        trainer.read([outputs["loss"].detach()], lambda values: trainer.log_metrics(read=values[0]))
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+@pytest.mark.parametrize("metric", ["loss", "in_step", "at_end", "read"])
+def test_a_metric_of_a_training_batch_is_ignored(make, batches, caplog, device, metric):
+    trainer = make(SaveBest(metric, mode="max", k=9), LogInBatch(), device=device, max_steps=3)
     trainer.fit(batches)
-    assert names(trainer.model_dir) == ["best_1", "best_2", "best_3"]
+    told = [one for one in caplog.messages if "of the weights before that step" in one]
+    assert len(told) == 1
+    assert names(trainer.model_dir) == []
+
+
+def test_a_metric_that_is_logged_at_the_step_boundary_is_of_its_weights(make, batches):
+    class Evaluate(Callback):
+        def on_step_boundary(self, trainer):
+            trainer.log_metrics(size=float(trainer.model.head.weight.detach().norm()))
+
+    best = SaveBest("size", k=9)
+    trainer = make(best, Evaluate(), max_steps=3)
+    trainer.fit(batches)
+    assert len(best.best) == 3
+    for entry in best.best:
+        weight = checkpointing.load(trainer.model_dir / entry["name"])["model"]["head.weight"]
+        assert weight.norm().item() == pytest.approx(entry["value"])
+
+
+class LogLate(Callback):
+    """Log a value of the current weights that is read later."""
+
+    def on_step_boundary(self, trainer):
+        trainer.log_metrics(size=trainer.model.head.weight.detach().norm())
 
 
 def test_a_value_that_arrives_when_its_weights_are_gone_is_not_used(make, batches, caplog):
-    trainer = make(SaveBest("loss", k=9), device="fake", max_steps=6)
+    trainer = make(SaveBest("size", k=9), LogLate(), device="fake", max_steps=6)
     trainer.fit(batches)
     late = [
         record
@@ -145,6 +181,32 @@ def test_a_value_that_arrives_when_its_weights_are_gone_is_not_used(make, batche
     assert trainer.backend.reads.lag > 0
     assert len(late) == 1
     assert names(trainer.model_dir) == ["best_6"]  # that of the last step has been waited for
+
+
+def test_a_validation_of_swapped_weights_is_ignored(make, batches, caplog):
+    ema = ModelEma(0.9, validate=False)
+
+    class Validate(Callback):
+        def on_step_boundary(self, trainer):
+            with ema.swap():
+                trainer.validate(batches[:1], ckpt_path=None)
+
+    trainer = make(SaveBest("validate_0/loss"), ema, Validate())
+    trainer.fit(batches)
+    assert "the model had the averaged weights" in caplog.text
+    assert names(trainer.model_dir) == []
+
+
+def test_saving_the_best_weights_as_a_checkpoint_of_the_run_warns(run, caplog):
+    trainer = run([1.0, 2.0, 3.0], SaveBest("score", load_best=True))
+    trainer.save_checkpoint()
+    assert "checkpoint_3 has the best weights, of step 1, with the rest" in caplog.text
+
+
+def test_weights_alone_with_a_metric_of_the_average_warn(make, batches, caplog):
+    best = SaveBest("ema/validate_0/loss", checkpoint_states="model")
+    make(ModelEma(0.9), best).fit(batches, batches[:1])
+    assert "ema/validate_0/loss is a metric of the averaged weights" in caplog.text
 
 
 def test_a_validation_outside_of_a_fit_is_none(make, batches):

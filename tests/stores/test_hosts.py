@@ -194,6 +194,10 @@ class Wait(Callback):
         while trainer.global_step == 15 and not Path(__file__).with_name("go").exists():
             time.sleep(0.1)
 
+class Score(Callback):
+    def on_step_boundary(self, trainer):
+        trainer.log_metrics(score=float(abs(trainer.global_step - 13)))
+
 class Spoil(Callback):
     is_done = False
 
@@ -374,7 +378,8 @@ def test_callbacks_roll_back_and_write_and_load_checkpoints_of_their_own(
     hosts.options["parallel"] = parallel
     given = (
         "{KeepNCheckpoints: {n: 2}}, {CheckLoss: {policy: rollback}}, {own.Spoil: {}}, "
-        "{SaveBest: {metric: loss, load_best: true}}, {ExtraCheckpoint: {steps: 15}}"
+        "{own.Score: {}}, {SaveBest: {metric: score, load_best: true}}, "
+        "{ExtraCheckpoint: {steps: 15}}"
     )
     hosts.run(str(tmp_path / "whole"), "--set", callbacks(hosts, given))
     expected = state_of(tmp_path / "whole/checkpoint_40")

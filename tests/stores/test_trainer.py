@@ -139,9 +139,9 @@ def test_old_checkpoints_are_deleted_from_the_store(run_on: Make, store: Store) 
 
 
 def test_best_checkpoint_is_found_on_another_machine(run_on: Make, store: Store) -> None:
-    best = SaveBest("loss", mode="min")
-    first = run_on("one", callbacks=[best])
-    first.fit(tiny_batches(6))
+    best = SaveBest("validate_0/loss")
+    first = run_on("one", callbacks=[best], eval_frequency=2)
+    first.fit(tiny_batches(6), tiny_batches(2))
     assert best.best_path is not None
     assert best.best_path.name in stored(store)
     second = run_on("other")
