@@ -83,11 +83,21 @@ def fuse_optimizer(optimizer: Optimizer, device: torch.device) -> bool:
     return True
 
 
+def step_of(cls: type[Optimizer]) -> Any:
+    """Return the function that is the `step` of a class, without torch's profiler around it.
+
+    One that calls the kernels of a class of torch names its `step` in the attribute `replaces`,
+    which is then returned: what holds for that class holds for this one.
+    """
+    own = inspect.unwrap(cls.step)
+    replaced = getattr(own, "replaces", None)
+    return own if replaced is None else inspect.unwrap(replaced)
+
+
 def _kernel_of(optimizer: Optimizer) -> str | None:
     for cls, kernel in _KERNELS.items():
         if isinstance(optimizer, cls):
-            own = inspect.unwrap(type(optimizer).step)  # wrapped by torch's profiler
-            return kernel if own is inspect.unwrap(cls.step) else None
+            return kernel if step_of(type(optimizer)) is step_of(cls) else None
     return None
 
 

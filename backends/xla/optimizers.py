@@ -26,7 +26,7 @@ from torch.optim import Adadelta, Optimizer
 
 from ..conditional_step import moved, numbers_in
 from ..errors import BackendError
-from ..fast_step import plain_step
+from ..fast_step import plain_step, step_of
 from .optimizer_settings import DeviceSettings, MadeOnHost
 from .tensors import OutOfPlace
 
@@ -405,10 +405,10 @@ def _check_copies(
 
 
 def _implementation(optimizer: Optimizer) -> type[Optimizer] | None:
-    """Return the torch.optim class that defines an optimizer's `step`."""
+    """Return the torch.optim class that defines an optimizer's `step`, or that it replaces."""
     cls = type(optimizer)
-    step = inspect.unwrap(cls.step)  # wrapped by torch's profiler in each class
-    bases = [base for base in cls.__mro__ if inspect.unwrap(getattr(base, "step", len)) is step]
+    step = step_of(cls)
+    bases = [base for base in cls.__mro__ if hasattr(base, "step") and step_of(base) is step]
     is_torch = bases[-1].__module__.split(".")[:2] == ["torch", "optim"]
     return bases[-1] if is_torch else None
 

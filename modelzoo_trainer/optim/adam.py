@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import field
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -10,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.constraints import NonNegativeFloat, checked_dataclass
+from modelzoo_trainer.optim.adam_step import AdamStep, Counts, Lists
 from modelzoo_trainer.optim.optimizer import (
     Betas,
     GroupOptimizer,
@@ -21,8 +26,21 @@ from modelzoo_trainer.optim.optimizer import (
 )
 from modelzoo_trainer.optim.scheduler import Group
 
-_OURS: Final[tuple[str, ...]] = ("correct_bias", "l2_regularization_rate")
+log = logging.getLogger("modelzoo_trainer.optimizer")
+
+_OURS: Final[tuple[str, ...]] = (
+    "correct_bias",
+    "l2_regularization_rate",
+    "eps_after_correction",
+)
 """Settings that torch's constructors do not accept."""
+
+_AFTER: Final = "eps_after_correction"
+_FORMULA_KEPT: Final = (
+    "The checkpoint's %s adds eps after the bias correction, as in torch. This run continues so. A "
+    "new run adds it before, as the Cerebras Model Zoo does; to add it after in a new run, set "
+    "eps_after_correction to true in %s."
+)
 
 if TYPE_CHECKING:
 
@@ -34,7 +52,7 @@ else:
 
 @checked_dataclass
 class _AnyBias(_Adam):
-    """Add `correct_bias` to torch's Adam.
+    """Torch's Adam with eps added before the bias correction, or without bias correction.
 
     Bias correction divides a moment by 1 - beta ** step. If steps are counted from infinity, that
     is 1 in every implementation of torch's Adam (fused kernels too), without a branch.
@@ -43,25 +61,71 @@ class _AnyBias(_Adam):
     betas: Betas = (0.9, 0.999)
     eps: NonNegativeFloat = 1e-6
     weight_decay: NonNegativeFloat = 0.0
+    eps_after_correction: bool = field(default=False, kw_only=True)
 
     @override
     def _begin(self, groups: Any, defaults: dict[str, Any]) -> None:
         ours = {key: defaults.pop(key) for key in _OURS if key in defaults}
+        self._counts = Counts()
         super()._begin(groups, defaults)
         self.defaults.update(ours)
         for group in self.param_groups:
             group.update(ours | group)
 
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale, skips = (getattr(self, key, None) for key in ("grad_scale", "found_inf"))
+        for idx, group in enumerate(self.param_groups):
+            lists: Lists = ([], [], [], [], [], [])
+            has_complex = self._init_group(group, *lists)
+            if not lists[0]:
+                continue
+            step = AdamStep(group, lists, has_complex, scale, skips)
+            if group["eps_after_correction"] or not group.get("correct_bias", True):
+                step.as_torch()
+            elif step.counts_on_device:
+                step.as_published(self._counts.parts(idx, lists[0]))
+            else:
+                step.as_published(None)
+        return loss
+
+    inspect.unwrap(step).replaces = torch.optim.Adam.step  # for backends
+
     @override
     def _init_group(self, group: Group, params: list[Tensor], *lists: Any) -> Any:
-        start = [] if group.get("correct_bias", True) else self._without_state(group)
+        start = self._without_state(group)
         result = super()._init_group(group, params, *lists)  # type: ignore[no-untyped-call]  # torch's
         for param in start:
-            self.state[param]["step"].fill_(inf)
+            self._counts.forget(param)
+            if not group.get("correct_bias", True):
+                self.state[param]["step"].fill_(inf)
         return result
 
     def _without_state(self, group: Group) -> list[Tensor]:
         return [one for one in group["params"] if one.grad is not None and not self.state[one]]
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; one without `eps_after_correction` was written by torch's Adam."""
+        is_of_torch = any(_AFTER not in group for group in state_dict["param_groups"])
+        super().load_state_dict(state_dict)
+        if is_of_torch and not self.defaults[_AFTER]:
+            log.warning(_FORMULA_KEPT, type(self).__name__, type(self).__name__)
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
+        for group in self.param_groups:
+            group.setdefault(_AFTER, True)
+        self._counts = Counts()
+        self._counts.load(
+            {param: float(own["step"]) for param, own in self.state.items() if "step" in own}
+        )
 
 
 @checked_dataclass
@@ -79,6 +143,8 @@ class AdamW(_AnyBias, torch.optim.AdamW):
         learning_rate: Alias of `lr`.
         params: Filters that tag parameters.
         adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
+        eps_after_correction: Whether eps is added after the bias correction, as in torch, or
+            before, as in the Cerebras Model Zoo.
     """
 
     correct_bias: bool = True
@@ -100,6 +166,8 @@ class Adam(_AnyBias, torch.optim.Adam):
         learning_rate: Alias of `lr`.
         params: Filters that tag parameters.
         adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
+        eps_after_correction: Whether eps is added after the bias correction, as in torch, or
+            before, as in the Cerebras Model Zoo.
     """
 
     correct_bias: bool = True
@@ -125,6 +193,8 @@ class AdamBase(_AnyBias, torch.optim.AdamW):
         learning_rate: Alias of `lr`.
         params: Filters that tag parameters.
         adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
+        eps_after_correction: Whether eps is added after the bias correction, as in torch, or
+            before, as in the Cerebras Model Zoo.
     """
 
     l2_regularization_rate: NonNegativeFloat = 0.0

@@ -22,6 +22,8 @@ Make = Callable[..., Backend]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in OPTIMIZERS),
     ("AdamW", {"correct_bias": False, "amsgrad": True}),
+    ("AdamW", {"weight_decay": 0.1, "amsgrad": True}),
+    ("AdamW", {"weight_decay": 0.1, "eps_after_correction": True}),
     ("Adafactor", {"beta1": 0.9, "weight_decay": 0.1}),
     ("RMSprop", {"momentum": 0.9, "centered": True}),
     ("SGD", {"momentum": 0.9, "nesterov": True}),

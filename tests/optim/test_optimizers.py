@@ -60,7 +60,7 @@ def test_adamw_takes_the_steps_of_torch_bit_by_bit():
     arguments = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-7, "weight_decay": 0.1}
     ours, theirs, undecayed = Net(), Net(), Net()
     groups = make_param_groups(theirs, weight_decay=0.1)
-    mine = train(ours, OPTIMIZERS["AdamW"](ours, **arguments))
+    mine = train(ours, OPTIMIZERS["AdamW"](ours, **arguments, eps_after_correction=True))
     assert equal(mine, train(theirs, torch.optim.AdamW(groups, **arguments)))
     assert not equal(mine, train(undecayed, torch.optim.AdamW(undecayed.parameters(), **arguments)))
 
@@ -69,7 +69,16 @@ SAME_AS_TORCH = (
     *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"),
     *("Rprop", "SGD"),
 )
-NOT_TORCHS = {"model", "lr", "learning_rate", "params", "adjust_learning_rate", "correct_bias"}
+AFTER = "eps_after_correction"
+NOT_TORCHS = {
+    "model",
+    "lr",
+    "learning_rate",
+    "params",
+    "adjust_learning_rate",
+    "correct_bias",
+    AFTER,
+}
 
 
 @pytest.mark.parametrize("name", SAME_AS_TORCH)
@@ -78,7 +87,7 @@ def test_each_optimizer_takes_the_steps_of_torch_with_its_own_defaults(name):
     signature = inspect.signature(cls).parameters
     arguments = {key: one.default for key, one in signature.items() if key not in NOT_TORCHS}
     ours, theirs = Net(), Net()
-    optimizer = cls(ours)
+    optimizer = cls(ours, **({AFTER: True} if AFTER in signature else {}))
     their_cls = getattr(torch.optim, name)
     reference = their_cls(theirs.parameters(), lr=optimizer.defaults["lr"], **arguments)
     start = {key: param.detach().clone() for key, param in theirs.named_parameters()}

@@ -144,14 +144,20 @@ def test_adafactor_keeps_rows_and_columns_of_a_matrix_only():
     assert tensors == {"exp_avg_sq_row": (5,), "exp_avg_sq_col": (3,)}
 
 
-def adam(eps, weight_decay=0.0, l2=0.0, corrects=True):
+def adam(eps, weight_decay=0.0, l2=0.0, corrects=True, after=False):
     def update(weight, grad, memory, step):
         grad = grad + l2 * weight
         memory["m"] = 0.8 * memory.get("m", 0.0) + 0.2 * grad
         memory["v"] = 0.7 * memory.get("v", 0.0) + 0.3 * grad**2
-        first = memory["m"] / (1 - 0.8**step) if corrects else memory["m"]
-        second = memory["v"] / (1 - 0.7**step) if corrects else memory["v"]
-        return weight - 0.05 * (first / (np.sqrt(second) + eps) + weight_decay * weight)
+        root = np.sqrt(memory["v"])
+        if not corrects:
+            change = memory["m"] / (root + eps)
+        elif after:
+            change = memory["m"] / (1 - 0.8**step) / (root / np.sqrt(1 - 0.7**step) + eps)
+        else:  # the Model Zoo has powers of betas in float32
+            first, second = (1 - float(np.float32(beta)) ** step for beta in (0.8, 0.7))
+            change = memory["m"] / (root + eps) * np.sqrt(second) / first
+        return weight - 0.05 * (change + weight_decay * weight)
 
     return update
 
@@ -159,6 +165,7 @@ def adam(eps, weight_decay=0.0, l2=0.0, corrects=True):
 ADAM = {"lr": 0.05, "betas": (0.8, 0.7), "eps": 1e-4}
 
 
+@pytest.mark.parametrize("after", [True, False])
 @pytest.mark.parametrize("corrects", [True, False])
 @pytest.mark.parametrize(
     ("name", "settings", "formula"),
@@ -173,9 +180,12 @@ ADAM = {"lr": 0.05, "betas": (0.8, 0.7), "eps": 1e-4}
         ("AdamBase", {}, {}),
     ],
 )
-def test_adam_follows_its_formula_with_and_without_correction(name, settings, formula, corrects):
-    found = trained(name, correct_bias=corrects, **ADAM, **settings)
-    check(found, expected(adam(1e-4, corrects=corrects, **formula)))
+def test_adam_follows_its_formula_with_and_without_correction(
+    name, settings, formula, corrects, after
+):
+    given = {"correct_bias": corrects, "eps_after_correction": after, **ADAM, **settings}
+    update = adam(1e-4, corrects=corrects, after=after, **formula)
+    check(trained(name, **given), expected(update))
 
 
 def test_a_large_beta_is_not_corrected_either():

@@ -93,7 +93,10 @@ def test_a_schedule_has_the_values_of_composer_at_every_step(convert, name):
 @pytest.mark.parametrize(
     ("name", "kind", "update"),
     [
-        ("decoupled_adamw", AdamW, lambda m, v, t: m / (1 - 0.9**t) / ((v / (1 - 0.95**t)) ** 0.5)),
+        (
+            *("decoupled_adamw, eps: 0.1", AdamW),
+            lambda m, v, t: m / (1 - 0.9**t) / ((v / (1 - 0.95**t)) ** 0.5 + 0.1),
+        ),
         ("decoupled_lionw", Lion, None),
     ],
 )

@@ -196,6 +196,7 @@ def test_a_full_fine_tuning_keeps_its_values(convert_named):
         "lr": 2e-5,
         "betas": [0.9, 0.95],
         "eps": 1e-7,
+        "eps_after_correction": True,  # as in torch
         "weight_decay": 0.05,
     }
     assert init["seed"] == 5

@@ -38,6 +38,7 @@ def convert_optimizer(root: Section) -> dict[str, Any] | None:
     arguments = {"lr": float(lr), "betas": section.betas("betas", betas)}
     if kind == "AdamW":
         arguments["eps"] = float(section.number("eps", eps))
+        arguments["eps_after_correction"] = True
         if section.flag("amsgrad", False):
             arguments["amsgrad"] = True
     decay = section.number("weight_decay", decay)

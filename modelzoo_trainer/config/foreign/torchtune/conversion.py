@@ -156,6 +156,7 @@ class _Conversion:
             "lr": lr,
             "betas": section.betas("betas", [0.9, 0.999]),
             "eps": float(section.number("eps", 1e-8)),
+            "eps_after_correction": True,
             "weight_decay": float(decay),
         }
         if section.flag("amsgrad", False):
