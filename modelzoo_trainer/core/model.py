@@ -168,7 +168,8 @@ class ModelCallback(CoreCallback, Interceptable):
         if not is_resumed:  # files of weights may have shared ones once
             found = with_shared(own, found)
         if strict:
-            _check_names(own, found, is_resumed=is_resumed)
+            hints = getattr(trainer.model, "hints_for_missing", {})
+            _check_names(own, found, hints, is_resumed=is_resumed)
         else:
             found = _fitting(own, found)
         _load(trainer, found, own, strict=strict)
@@ -353,10 +354,18 @@ def _without_gradient(model: Module, name: str) -> str:
 
 
 def _check_names(
-    expected: Mapping[str, Any], found: Mapping[str, Any], *, is_resumed: bool
+    expected: Mapping[str, Any],
+    found: Mapping[str, Any],
+    hints: Mapping[str, str],
+    *,
+    is_resumed: bool,
 ) -> None:
-    """Check the names and shapes, and when resuming the types, of a state."""
-    rows = [f"  missing      {name}" for name in expected if name not in found]
+    """Check the names and shapes, and when resuming the types, of a state.
+
+    `hints`: What to do if an entry of this name is missing.
+    """
+    missing = [name for name in expected if name not in found]
+    rows = [f"  missing      {name}" + hints.get(name, "") for name in missing]
     rows += [f"  unexpected   {name}" for name in found if name not in expected]
     rows += [
         f"  other shape  {name}: {tuple(found[name].shape)}, the model has {tuple(value.shape)}"

@@ -23,7 +23,8 @@ class SGD(OverModel, torch.optim.SGD):
         model: The model whose parameters are updated.
         lr: Learning rate, default 1e-3.
         momentum: Decay of the momentum buffer; 0 = no momentum.
-        dampening: Gradients are added to the momentum buffer times 1 - dampening.
+        dampening: Gradients times 1 - dampening are added to the momentum buffer, which starts at
+            zero, as in the Cerebras Model Zoo; torch adds the first gradient undamped.
         weight_decay: L2 penalty, added to the gradients.
         nesterov: Whether to use Nesterov momentum; requires `momentum` and no `dampening`.
         maximize: Whether to maximize the loss instead of minimizing it.
@@ -47,6 +48,15 @@ class SGD(OverModel, torch.optim.SGD):
                 f"requires momentum > 0 and dampening 0."
             )
         super()._begin(groups, defaults)
+
+    @override
+    def _init_group(self, group: Group, params: Tensors, *lists: Any) -> Any:
+        if group["momentum"] and group["dampening"]:
+            for param in group["params"]:
+                state = self.state[param] if param.grad is not None else None
+                if state is not None and state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = zeros_like(param)
+        return super()._init_group(group, params, *lists)  # type: ignore[no-untyped-call]  # torch's
 
 
 @checked_dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from backends.blocks import checkpoint_activations
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer import Trainer, TrainingLoop
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.models.vision.classifier import Vit, VitSettings, published_name
 from modelzoo_trainer.models.vision.embeddings import grid_positions
 from modelzoo_trainer.models.vision.encoder import StochasticDepth, VisionEncoder
@@ -42,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "use_ffn_bias": True,
     "prepend_cls_token": True,
     "use_final_layer_norm": True,
+    "use_bias_in_output": True,
 }
 IMAGES = torch.randn(3, 3, 8, 12, generator=torch.Generator().manual_seed(1))
 BATCH = (IMAGES, torch.tensor([0, 4, 2]))
@@ -90,6 +93,30 @@ def test_loss_logits_and_accuracy_follow_the_formulas() -> None:
     assert found["accuracy_cls"] == right
     assert model.validation_means(found, BATCH) == {"accuracy_cls": (right, 3, None)}
     assert "accuracy_cls" not in model.train()(BATCH)
+
+
+def trainer_of(folder: Path, **settings: Any) -> Trainer:
+    return Trainer(
+        device="cpu",
+        model_dir=folder,
+        model=lambda: make(**settings),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(max_steps=2),
+        progress="none",
+    )
+
+
+def test_a_checkpoint_without_the_bias_of_the_head_says_how_to_load_it(tmp_path: Path) -> None:
+    first = trainer_of(tmp_path / "first", use_bias_in_output=False)
+    first.fit([BATCH] * 2)
+    path = first.save_checkpoint()
+
+    with pytest.raises(CheckpointMismatch, match=r"head\.bias .*use_bias_in_output: false"):
+        trainer_of(tmp_path / "second").load_checkpoint(path)
+    trainer = trainer_of(tmp_path / "third", use_bias_in_output=False)
+    trainer.load_checkpoint(path)
+
+    assert torch.equal(trainer.model.head.weight, first.model.head.weight)
 
 
 def test_convolution_equals_linear_projection() -> None:
@@ -188,7 +215,9 @@ def test_heads_may_share_one_key_and_one_value() -> None:
 
 def test_freeze_takes_own_and_published_names() -> None:
     model = make(freeze=["^vit_model"], layerscale_value=0.5)
-    assert [n for n, p in model.named_parameters() if p.requires_grad] == ["head.weight"]
+    assert [n for n, p in model.named_parameters() if p.requires_grad] == [
+        *("head.weight", "head.bias"),
+    ]
     model = make(freeze=[r"layers\.1$"])
     assert {n.split(".")[2] for n, p in model.named_parameters() if not p.requires_grad} == {"1"}
     with pytest.raises(ConfigError, match="nothing_here"):

@@ -96,6 +96,21 @@ def test_each_optimizer_takes_the_steps_of_torch_with_its_own_defaults(name):
     assert not equal(trained, start)
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_the_momentum_of_sgd_begins_at_zero_with_dampening(foreach):
+    param, late = (nn.Parameter(torch.zeros(1)) for _ in range(2))
+    group = {"params": [param, late], "foreach": foreach}
+    optimizer = OPTIMIZERS["SGD"]([group], lr=1.0, momentum=0.9, dampening=0.5)
+    found = []
+    for step in range(3):
+        param.grad, late.grad = torch.ones(1), torch.ones(1) if step else None
+        optimizer.step()
+        found.append((param.item(), late.item()))
+    assert found[0] == (-0.5, 0.0)  # torch: -1
+    assert found[1] == pytest.approx((-1.45, -0.5))
+    assert found[2] == pytest.approx((-2.805, -1.45))
+
+
 @pytest.mark.parametrize(
     ("name", "defaults"),
     [

@@ -9,7 +9,7 @@ Dimension letters: B batch, C channels, H hidden size.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class VitSettings(VisionSettings):
 
     attention_dropout_rate: Fraction = 0.1
     num_classes: Size = 2
-    use_bias_in_output: bool = False
+    use_bias_in_output: bool = True
     use_dinov2_classifier: bool = False
     freeze: list[str] | None = None
     compute_eval_metrics: bool = True
@@ -100,6 +100,9 @@ class Vit(VitSettings, nn.Module):
     """Vision transformer with a linear head for classes of images."""
 
     published_name = staticmethod(published_name)
+    hints_for_missing: ClassVar[Mapping[str, str]] = {
+        "head.bias": " (written without it, once the default: set use_bias_in_output: false)"
+    }
 
     @override
     def __post_init__(self) -> None:
