@@ -29,6 +29,7 @@ _PUBLISHED: Final = re.compile(
     r"(?:cerebras\.)?modelzoo\..*\bhooks|modelzoo_trainer\.preprocessing\.hooks"
 )
 """Modules whose functions are those of this module."""
+_OLDER: Final = "data_keys"
 _NOT_SUPPORTED: Final = {
     "pretraining_image_captions_hook",
     "finetuning_image_captions_hook",
@@ -104,9 +105,25 @@ def find_hook(path: str, arguments: Mapping[str, Any] | None) -> ReadHook:
         fix = f"{module}:{name}" if module else "module:function"
         raise ConfigError(f"processing.read_hook: {path!r} has no colon. Write {fix!r}.")
     function = _published(name, path) if _PUBLISHED.fullmatch(module) else _imported(module, name)
-    given = dict(arguments or {})
+    given = _flat(arguments or {})
     _check_arguments(function, given, path)
     return ReadHook(path, function, given)
+
+
+def _flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments without the level `data_keys` that older published files have."""
+    rest = dict(arguments)
+    keys = rest.get(_OLDER)
+    if not isinstance(keys, Mapping):
+        return rest
+    del rest[_OLDER]
+    twice = [key for key in keys if key in rest]
+    if twice:
+        raise ConfigError(
+            f"processing.read_hook_kwargs.{_OLDER}.{twice[0]}: {twice[0]} is given twice. Remove "
+            f"one of them."
+        )
+    return {**keys, **rest}
 
 
 def _published(name: str, path: str) -> Callable[..., Any]:

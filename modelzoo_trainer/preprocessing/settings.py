@@ -9,6 +9,7 @@ from modelzoo_trainer.config.arguments import check_value, schema_of
 from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import Mapping, Node, Place, Problems, is_null, to_plain
 from modelzoo_trainer.errors import suggest
+from modelzoo_trainer.token_rows.modes.truncation import UNREAD
 from modelzoo_trainer.token_rows.sections import SECTIONS, Settings
 
 _SINGLE_NODE: Final = "preprocessing runs on one machine; set processes to use its cores"
@@ -55,11 +56,25 @@ def _settings(node: Node, source: str) -> tuple[Settings, list[str]]:
             what = f"no such section. {suggest(str(key), SECTIONS)}"
             problems.add(place.key_at, str(key), what)
     values = {name: _section(root, name, problems) for name in SECTIONS}
+    _note_unread(root, problems)
     problems.raise_if_any()
     given = {name: to_plain(place.node) or {} for name, place in root.pairs()}
     notes = [str(note) for note in problems.notes]
     made = {name: kind(**values[name]) for name, kind in SECTIONS.items()}
     return Settings(**made, given=given, source=source), notes
+
+
+def _note_unread(root: Place, problems: Problems) -> None:
+    """Note a key that published files have and nothing reads."""
+    place: Place | None = root
+    for key in ("dataset", "truncate_to_msl", UNREAD):
+        place = None if place is None else place.key(key)
+    if place is not None:
+        what = (
+            "no effect (nor in the Cerebras Model Zoo): prompts keep their end, which is the "
+            "default of prompt_truncation_mode. Write that key to keep their start."
+        )
+        problems.note(place.key_at, place.path, what)
 
 
 def _section(root: Place, name: str, problems: Problems) -> dict[str, Any]:

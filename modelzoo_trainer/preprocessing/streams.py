@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from modelzoo_trainer.token_rows.interface import Document
 from modelzoo_trainer.token_rows.sections import Settings
 
 _RANGE: Final = 2**64
+_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +127,14 @@ def _fraction(value: Any, where: str) -> Fraction:
 
 
 def _length(value: Any, where: str) -> int:
-    """Return a number of tokens; `1K` is 1024."""
+    """Return a number of tokens; `1K` is 1024, `0.5K` 512."""
     text = str(value).strip().upper()
-    factor = 1024 if text.endswith("K") else 1
     digits = text.removesuffix("K")
-    if not digits.isdigit() or int(digits) == 0:
-        raise ConfigError(f"{where}.MSL_List: expected tokens, such as 2048 or 2K; got {value!r}.")
-    return int(digits) * factor
+    is_number = _NUMBER.fullmatch(digits) is not None
+    length = Fraction(digits) * (1 if digits == text else 1024) if is_number else Fraction(0)
+    if length.denominator != 1 or length <= 0:
+        raise ConfigError(
+            f"{where}.MSL_List: expected a number of tokens, such as 2048, 2K or 0.5K; got "
+            f"{value!r}."
+        )
+    return int(length)

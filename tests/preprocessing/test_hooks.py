@@ -188,3 +188,11 @@ def test_weights_and_drops_belong_to_their_regions():
     }
     regions = (Region("text", "a", 1.0, False), Region("code", (1, 2), 0.0, True))
     assert turns_of([returned], "here") == (Turn("user", regions),)
+
+
+def test_arguments_in_data_keys_are_arguments_and_given_once() -> None:
+    keys = {"prompt_key": "a", "completion_key": "b"}
+    path = "modelzoo.data_preparation.data_preprocessing.hooks:prompt_completion_text_read_hook"
+    assert find_hook(path, {"data_keys": keys}).arguments == keys
+    with pytest.raises(ConfigError, match=r"data_keys\.prompt_key: prompt_key is given twice"):
+        find_hook(path, {"data_keys": keys, "prompt_key": "c"})

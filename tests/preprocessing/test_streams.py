@@ -41,6 +41,12 @@ def test_lengths_have_their_own_shares_in_each_split() -> None:
     assert [round(counts[index] / 8000, 2) for index in (2, 3)] == [0.05, 0.05]
 
 
+def test_lengths_may_be_parts_of_thousands_as_long_as_they_are_whole_tokens() -> None:
+    contexts = "context_splits: {MSL_List: [0.5K, 1.25k, 2K, 3], split_fractions: [1, 0, 0, 0]}"
+    found = [(one.folder, one.length) for one in streams_of(contexts).all]
+    assert found == [("msl_0.5K", 512), ("msl_1.25k", 1280), ("msl_2K", 2048), ("msl_3", 3)]
+
+
 def test_shares_are_exact_decimals() -> None:
     fractions = ", ".join(f"s{n}: {{split_fraction: 0.1}}" for n in range(10))
     assert len(streams_of(f"data_splits: {{{fractions}}}").all) == 10
@@ -62,6 +68,10 @@ def test_shares_are_exact_decimals() -> None:
         ("context_splits: {MSL_List: [8, 8], split_fractions: [0.5, 0.5]}", "different"),
         ("context_splits: {MSL_List: [8k, 4], split_fractions: [0.5]}", "one fraction"),
         ("context_splits: {MSL_List: [0], split_fractions: [1]}", "0"),
+        ("context_splits: {MSL_List: [0.3K], split_fractions: [1]}", "0.3K"),
+        ("context_splits: {MSL_List: [8.5], split_fractions: [1]}", "8.5"),
+        ("context_splits: {MSL_List: [-1K], split_fractions: [1]}", "-1K"),
+        ("context_splits: {MSL_List: [true], split_fractions: [1]}", "True"),
         ("context_splits: {MSL_List: [8], split_fractions: [0.9]}", "0.9"),
     ],
 )

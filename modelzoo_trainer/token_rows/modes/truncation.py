@@ -13,6 +13,8 @@ from modelzoo_trainer.token_rows.interface import Array
 
 _KEYS: Final = ("prompt_truncation_mode", "max_turn_length")
 _MODES: Final = ("keep_start", "keep_end")
+UNREAD: Final = "truncation_mode"
+"""A key of `truncate_to_msl` in published files that nothing reads, in the Model Zoo neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Truncation:
             return cls()
         where = "dataset.truncate_to_msl"
         for key in given:
-            if key not in _KEYS:
+            if key not in (*_KEYS, UNREAD):
                 raise ConfigError(f"{where}.{key}: no such setting. {suggest(str(key), _KEYS)}")
         mode, longest = given.get(_KEYS[0], "keep_end"), given.get(_KEYS[1])
         if mode not in _MODES:

@@ -193,8 +193,8 @@ def test_the_longest_prompt_is_cut_first(words):
     ("given", "message"),
     [
         (
-            "truncation_mode: keep_end",
-            r"truncate_to_msl\.truncation_mode: .*prompt_truncation_mode",
+            "prompt_truncate_mode: keep_end",
+            r"truncate_to_msl\.prompt_truncate_mode: .*prompt_truncation_mode",
         ),
         ("prompt_truncation_mode: keep", "'keep' is not one of keep_start, keep_end"),
         ("max_turn_length: 0", "an integer > 0 is expected, got 0"),
