@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +21,7 @@ from modelzoo_trainer.loading.dataset_info import (
     warn_of_other_workers,
 )
 from modelzoo_trainer.loading.epochs import EpochIterator
+from modelzoo_trainer.loading.labels import FirstLabels
 from modelzoo_trainer.loading.position import (
     EpochSeeds,
     LoaderState,
@@ -98,6 +99,8 @@ class DataLoaderCallback(CoreCallback):
         self._layout = ShardLayout()
         self._had_loader_state = False
         self._drops_window = False
+        self._begins_run = False
+        self._labels: FirstLabels | None = None
 
     @override
     def on_enter_fit(
@@ -140,6 +143,7 @@ class DataLoaderCallback(CoreCallback):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
+        self._begins_run, self._labels = not self._was_loaded, None
         if not self._was_loaded:
             self._restores = False
             if self.batch_idx or self._parts:
@@ -179,6 +183,9 @@ class DataLoaderCallback(CoreCallback):
             batch, self.is_last, idx = next(begun.items)
         except StopIteration:
             return self._after_nothing()
+        if self._labels is not None:
+            labels, self._labels = self._labels, None
+            labels.require_any(trainer.backend.comm)
         if data.host_seed is not None:
             seed_generators(mixed(data.host_seed, idx, self._parts))
         if begun.ends_batch:
@@ -227,8 +234,17 @@ class DataLoaderCallback(CoreCallback):
             trainer.backend.batches,
             limit=data.limit,
             micro_batch_size=self.micro_batch_size,
-            inspect=getattr(trainer.model, "check_batch", None),
+            inspect=self._inspect(trainer),
         )
+
+    def _inspect(self, trainer: Trainer) -> Callable[[Batch], None] | None:
+        """Return what checks the first batch of an epoch; that of a run also for labels."""
+        check: Callable[[Batch], None] | None = getattr(trainer.model, "check_batch", None)
+        if not self._begins_run:
+            return check
+        self._begins_run = False
+        self._labels = FirstLabels(trainer.model)
+        return self._labels.then(check)
 
     @property
     def ends_batch(self) -> bool:

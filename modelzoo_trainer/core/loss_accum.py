@@ -14,6 +14,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.devices import Backend, Exchange, map_tensors
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.labels import ValidationLabels
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -225,6 +226,7 @@ class LossAccumulation(CoreCallback):
             self.log_step_hooks = frozenset({"on_train_step_end"})
         self._train = Mean(double=True)
         self._val = NamedMeans()
+        self._labels = ValidationLabels()
         self._is_alone = True
 
     def activate(self) -> None:
@@ -279,6 +281,7 @@ class LossAccumulation(CoreCallback):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
+        self._labels.reset()
         stack.callback(self._val.drop)
 
     @override
@@ -291,10 +294,12 @@ class LossAccumulation(CoreCallback):
             if outputs.get("num_items") is not None:
                 kind = "weighted by num_items"
             self._val.add(trainer.backend, "loss", outputs["loss"], weight, kind=kind)
+            self._labels.add(trainer.model, batch, weight)
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
         if trainer.val_is_complete:
+            self._labels.require_any(trainer.backend, trainer.read)
             trainer.log_metrics_dict(self._val.take(trainer.backend))
         self._val.drop()
 

@@ -31,7 +31,9 @@ from modelzoo_trainer.models.generation import draw_next, extend_tokens
 from modelzoo_trainer.models.initializers import Initializer
 from modelzoo_trainer.models.kv_cache import KeyValueCache
 from modelzoo_trainer.models.language_loss import (
+    counted_labels,
     language_loss,
+    num_counted,
     token_accuracy,
     validation_means,
 )
@@ -248,8 +250,9 @@ class Decoder(DecoderSettings, nn.Module):
         Args:
             batch: `input_ids`, `labels` and, if some positions do not count for the loss,
                 `attention_mask` with the weight of each, 0 for those that do not; it does not
-                restrict attention. For packed sequences: `attention_span` with, for each key, the
-                largest distance from which it is seen, and `position_ids`.
+                restrict attention. Labels of -100 do not count either. For packed sequences:
+                `attention_span` with, for each key, the largest distance from which it is seen, and
+                `position_ids`.
 
         Returns:
             `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
@@ -294,11 +297,12 @@ class Decoder(DecoderSettings, nn.Module):
             has_window=self.attention_sliding_window_length is not None,
             uses_positions=self.position_embedding_type in ("learned", "fixed", "rotary"),
         )
+        counted = None if self._experts is None else counted_labels(labels, attention_mask)
         logits, routed = self._run(
             batch["input_ids"],
             position_ids=batch.get(POSITIONS_KEY),
             attention_span=batch.get(SPAN_KEY),
-            counted=attention_mask,
+            counted=counted,
             states=states,
             padding=padding,
         )
@@ -311,7 +315,7 @@ class Decoder(DecoderSettings, nn.Module):
         )
         routing: dict[str, Tensor] = {}
         if self._experts is not None and self.training:
-            routing = routing_metrics(self._experts, routed, attention_mask)
+            routing = routing_metrics(self._experts, routed, counted)
             if LOSS_KEY in routing:
                 loss = loss + self._experts.load_balancing_loss_coef * routing[LOSS_KEY]
         outputs = {"loss": loss, "logits": logits, "num_items": num_items}
@@ -319,6 +323,10 @@ class Decoder(DecoderSettings, nn.Module):
         if self.compute_eval_metrics and not self.training:
             outputs["accuracy"] = token_accuracy(logits, labels, attention_mask)
         return outputs
+
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        return num_counted(batch.get("labels"), batch.get("attention_mask"))
 
     def validation_means(
         self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]

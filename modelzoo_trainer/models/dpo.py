@@ -41,6 +41,7 @@ from modelzoo_trainer.models.hugging_face.policy import (
     warn_of_dropout,
 )
 from modelzoo_trainer.models.inner_decoder import decoder_of
+from modelzoo_trainer.models.language_loss import counted_labels, num_counted, token_losses
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup
 
 LossType = Literal["sigmoid", "hinge", "ipo", "dpop"]
@@ -280,7 +281,7 @@ class Dpo(nn.Module):
 
         Args:
             batch: `input_ids`, `attention_mask` and `labels` of both answers, with `chosen_` and
-                `rejected_` in front. The mask is 1 where a label counts.
+                `rejected_` in front. The mask is 1 where a label counts; one of -100 never does.
 
         Returns:
             `loss`, `num_items` (B) and, in training or with `compute_eval_metrics`, means over the
@@ -316,17 +317,23 @@ class Dpo(nn.Module):
         return self._log_probs(self.ref_model, rows)
 
     def _log_probs(self, model: Policy, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        logits, labels = model.logits(rows["input_ids"]), rows["labels"]
-        losses = functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten().long(), reduction="none"
-        )
-        mask = rows["attention_mask"]
+        losses = token_losses(model.logits(rows["input_ids"]), rows["labels"])
+        mask = counted_labels(rows["labels"], rows["attention_mask"])
         # A product would keep non-finite values where the mask is 0.
-        sums = (losses.view_as(mask) * mask).where(mask != 0, 0.0).sum(dim=1)
+        sums = (losses * mask).where(mask != 0, 0.0).sum(dim=1)
         if self.settings.loss_type == "ipo":
             sums = sums / mask.sum(dim=1).clamp(min=1)
         chosen, rejected = (-sums).view(-1, 2).unbind(dim=1)
         return chosen, rejected
+
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        nums = [
+            num_counted(batch.get(f"{answer}_labels"), batch.get(f"{answer}_attention_mask"))
+            for answer in _ANSWERS
+        ]
+        given = [num for num in nums if num is not None]
+        return torch.stack(given).sum() if len(given) == len(nums) else None
 
     def _metrics(
         self, chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 from torch import Tensor, nn
-from torch.nn import functional
 
 from modelzoo_trainer.constraints import Fraction, Size, checked
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.language_loss import mean_loss, num_counted, token_accuracy
 
 
 class FcMnist(nn.Module):
@@ -85,22 +85,27 @@ class FcMnist(nn.Module):
         return _hidden_widths(hidden_sizes, depth, hidden_size)
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Return the mean loss and the logits, in eval mode also the accuracy.
+        """Return the mean loss, the logits and the number of labels, in eval mode the accuracy.
 
         Args:
             batch: `(inputs, labels)`, or a mapping with these two keys.
 
         Shapes:
-            inputs: (B, ...) floating, `input_size` values per sample. labels: (B,) integer.
-            Returns: loss and accuracy (), float32; logits (B, num_classes).
+            inputs: (B, ...) floating, `input_size` values per sample. labels: (B,) integer, -100
+            where one does not count.
+            Returns: loss, accuracy and num_items (), float32; logits (B, num_classes).
         """
         inputs, labels = _unpack(batch)
         logits = self.layers(inputs)
-        outputs = {"loss": functional.cross_entropy(logits.float(), labels.long())}
-        outputs["logits"] = logits
+        loss, num_items = mean_loss(logits, labels)
+        outputs = {"loss": loss, "logits": logits, "num_items": num_items}
         if self.compute_eval_metrics and not self.training:
-            outputs["accuracy"] = (logits.argmax(dim=-1) == labels).float().mean()
+            outputs["accuracy"] = token_accuracy(logits, labels, None)
         return outputs
+
+    def count_labels(self, batch: Any) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        return num_counted(_unpack(batch)[1])
 
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}

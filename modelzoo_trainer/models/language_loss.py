@@ -25,7 +25,8 @@ def language_loss(
 ) -> tuple[Tensor, Tensor | int]:
     """Return the loss and the number of items that it is averaged over.
 
-    `attention_mask`: the weight of each position, 0 where it does not count; None = all are 1.
+    `attention_mask`: the weight of each position, 0 where it does not count; None = all are 1. That
+    of a label of -100 is always 0.
     `loss_scaling`: weighted mean over tokens, or weighted sum divided by the number of sequences.
 
     Shapes:
@@ -36,15 +37,70 @@ def language_loss(
     Cost:
         No host read, no data-dependent shape.
     """
-    scores, targets = logits.flatten(0, 1).float(), labels.flatten().long()
     if loss_scaling == "num_tokens" and attention_mask is None:
-        return functional.cross_entropy(scores, targets), labels.numel()
-    losses = functional.cross_entropy(scores, targets, reduction="none")
-    losses = _masked(losses, attention_mask)
-    if loss_scaling == "batch_size" or attention_mask is None:
+        return mean_loss(logits, labels)
+    losses = _masked(token_losses(logits, labels).flatten(), attention_mask)
+    if loss_scaling == "batch_size":
         return losses.sum() * (loss_weight / labels.shape[0]), labels.shape[0]
-    num_tokens = attention_mask.sum(dtype=torch.float32)
+    num_tokens = sum_of_weights(labels, attention_mask)
     return losses.sum() / num_tokens.clamp(min=1), num_tokens
+
+
+def mean_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean cross entropy of the labels that are not -100, and their number.
+
+    Without such a label both are 0; the mean that torch computes would be NaN.
+
+    Shapes:
+        logits: (..., V) floating. labels: (...) integer. Returns: twice (), float32.
+    """
+    num = sum_of_weights(labels, None)
+    total = functional.cross_entropy(
+        logits.flatten(0, -2).float(),
+        labels.flatten().long(),
+        ignore_index=IGNORED_LABEL,
+        reduction="sum",
+    )
+    return total / num.clamp(min=1), num
+
+
+def sum_of_weights(labels: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the sum of the weights of labels, that of -100 being 0.
+
+    `weights`: None = all are 1.
+
+    Shapes:
+        labels, weights: the same. Returns: (), float32.
+    """
+    return counted_labels(labels, weights).sum(dtype=torch.float32)
+
+
+def counted_labels(labels: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the weights of labels, that of -100 being 0; bool if `weights` is None.
+
+    Shapes:
+        labels, weights: the same. Returns: the same.
+    """
+    counts = labels != IGNORED_LABEL
+    return counts if weights is None else counts * weights
+
+
+def num_counted(labels: object, weights: object = None) -> Tensor | None:
+    """Return the number of labels that are not -100 and have a weight, for `count_labels`.
+
+    None if the labels are no integers, or the weights do not fit them.
+
+    Shapes:
+        Returns: (), int64.
+    """
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return None
+    counts = labels != IGNORED_LABEL
+    if isinstance(weights, Tensor):
+        if weights.shape != labels.shape:
+            return None
+        counts = counts & (weights != 0)
+    return counts.sum()
 
 
 def token_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -78,15 +134,14 @@ def label_weights(batch: Mapping[str, Tensor], key: str) -> Tensor:
 
 
 def token_accuracy(logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Return the fraction of tokens, by weight, whose label has the largest logit.
+    """Return the fraction of labels, by weight, that have the largest logit.
 
     Shapes:
-        As for `language_loss`. Returns: (), float32.
+        logits: (..., V). labels, attention_mask: (...). Returns: (), float32.
     """
-    hits = (logits.argmax(dim=-1) == labels).flatten().float()
-    if attention_mask is None:
-        return hits.mean()
-    return _masked(hits, attention_mask).sum() / attention_mask.sum().clamp(min=1)
+    hits = (logits.argmax(dim=-1) == labels).flatten().float()  # never of a label of -100
+    num_tokens = sum_of_weights(labels, attention_mask)
+    return _masked(hits, attention_mask).sum() / num_tokens.clamp(min=1)
 
 
 def _masked(values: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -115,15 +170,12 @@ def validation_means(
     if "accuracy" not in outputs:
         return {}
     loss: Tensor = outputs["loss"].detach()
-    num_items, attention_mask = outputs["num_items"], batch.get("attention_mask")
-    num_tokens: Tensor | int = batch["labels"].numel()
-    if attention_mask is not None:
-        num_tokens = attention_mask.sum(dtype=torch.float32)
+    num_items = outputs["num_items"]
+    num_tokens = sum_of_weights(batch["labels"], batch.get("attention_mask"))
     found: dict[str, tuple[Tensor, Tensor | int, Callable[[Tensor], Tensor] | None]] = {}
     found["accuracy"] = (outputs["accuracy"], num_tokens, None)
     if loss_scaling == "batch_size":
         if loss_weight == 0:  # the cross entropy is unknown
             return found
-        at_least_one = num_tokens.clamp(min=1) if isinstance(num_tokens, Tensor) else num_tokens
-        loss = loss * num_items / loss_weight / at_least_one
+        loss = loss * num_items / loss_weight / num_tokens.clamp(min=1)
     return found | {"lm_perplexity": (loss, num_tokens, torch.exp)}

@@ -265,3 +265,32 @@ def test_generation_with_and_without_cache_is_the_same() -> None:
 def test_invalid_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         HfCausalLm(**options)
+
+
+@pytest.mark.parametrize("shift_labels", [False, True])
+@pytest.mark.parametrize("mask", ["none", "ones", "right"])
+def test_labels_that_do_not_count_have_no_weight(mask: str, shift_labels: bool) -> None:
+    model = make(shift_labels=shift_labels)
+    ids = language_batch()["input_ids"]
+    with torch.no_grad():
+        logits = model.logits(ids)
+        labels = logits.argmax(-1)  # the model is right everywhere
+        counted = logits[:, 5:]
+        expected = functional.cross_entropy(counted.flatten(0, 1), labels[:, 5:].flatten())
+        labels[:, :5] = -100
+        if shift_labels:
+            labels = functional.pad(labels[:, :-1], (1, 0), value=-100)
+            expected = functional.cross_entropy(
+                counted[:, :-1].flatten(0, 1), labels[:, 6:].flatten()
+            )
+        masks = {"ones": torch.ones_like(ids), "right": (labels != -100).int()}
+        batch = {"input_ids": ids, "labels": labels}
+        if mask != "none" and not (shift_labels and mask == "right"):
+            batch["attention_mask"] = masks[mask]
+        outputs = model(batch)
+
+    num = 8 if shift_labels else 12
+    torch.testing.assert_close(outputs["loss"], expected)
+    assert (outputs["accuracy"], outputs["num_items"], model.count_labels(batch)) == (1, num, num)
+    weights = {weight.item() for _, weight, _ in model.validation_means(outputs, batch).values()}
+    assert weights == {num}

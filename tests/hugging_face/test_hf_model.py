@@ -42,10 +42,32 @@ def test_classes_of_sequences() -> None:
     outputs = model.eval()(batch)
     hits = outputs["logits"].argmax(-1) == batch["labels"]
     assert outputs["logits"].shape == (3, 3)
-    assert "num_items" not in outputs
+    assert outputs["num_items"] == 3
     torch.testing.assert_close(outputs["accuracy"], hits.float().mean())
     assert "accuracy" not in model.train()(batch)
     assert (model.vocab_size, model.max_position_embeddings) == (100, 16)
+
+
+def test_rows_without_a_class_count_as_if_they_were_not_there() -> None:
+    config = {**BERT, "num_labels": 3}
+    model = HfModel(auto_class="AutoModelForSequenceClassification", config=config).eval()
+    labels = torch.tensor([2, -100, 1])
+    outputs = model({"input_ids": TOKENS, "labels": labels})
+    others = model({"input_ids": TOKENS[[0, 2]], "labels": labels[[0, 2]]})
+    for name in ("loss", "accuracy", "num_items"):
+        torch.testing.assert_close(outputs[name], others[name])
+
+
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
+def test_a_batch_without_a_label_has_loss_0_and_no_gradient(kind: str) -> None:
+    model = HfModel(auto_class=f"AutoModelFor{kind}", config={**BERT, "num_labels": 3})
+    shape = (3,) if kind == "SequenceClassification" else TOKENS.shape
+    batch = {"input_ids": TOKENS, "labels": torch.full(shape, -100)}
+    outputs = model(batch)
+    torch.autograd.backward(outputs["loss"])
+    grads = [one.grad for one in model.parameters() if one.grad is not None]
+    assert (outputs["loss"], outputs["num_items"], model.count_labels(batch)) == (0, 0, 0)
+    assert torch.stack([grad.abs().max() for grad in grads]).max() == 0
 
 
 def test_labels_that_do_not_count_have_no_weight() -> None:

@@ -89,6 +89,7 @@ def test_loss_and_logits_follow_the_formulas() -> None:
         "accuracy_masked_lm": 8,
         "mlm_loss": 8,
         "mlm_perplexity": 8,
+        "accuracy_cls": 4,
     }
     scaled = model(batch | {"mlm_loss_scale": torch.full((4, 1), 0.5)})["loss"]
     assert scaled.item() == pytest.approx((masked / 4 * 0.5 + of_class).item(), rel=1e-5)

@@ -35,7 +35,7 @@ def test_the_loss_is_the_cross_entropy_of_the_logits() -> None:
     assert outputs["logits"].shape == (5, 10)
     assert torch.equal(outputs["loss"], functional.cross_entropy(outputs["logits"], labels))
     assert outputs["loss"].item() == pytest.approx(math.log(10), abs=0.3)
-    assert sorted(outputs) == ["logits", "loss"]
+    assert sorted(outputs) == ["logits", "loss", "num_items"]
 
 
 def test_accuracy_is_the_share_of_hits_and_in_eval_mode_only() -> None:

@@ -17,6 +17,12 @@ from modelzoo_trainer.constraints import Fraction, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.bert.heads import EncoderWithHead, check_keys
 from modelzoo_trainer.models.bert.settings import EncoderSettings
+from modelzoo_trainer.models.language_loss import (
+    mean_loss,
+    num_counted,
+    sum_of_weights,
+    token_accuracy,
+)
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 _SUBSETS: Final = {"is_matched": "accuracy_matched", "is_mismatched": "accuracy_mismatched"}
@@ -66,20 +72,21 @@ class BertClassifier(ClassifierSettings, EncoderWithHead):
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the loss and the logits.
 
-        The loss is a mean: of cross entropies, of binary ones, or of squared differences.
+        The loss is a mean: of cross entropies, of binary ones, or of squared differences. A single
+        label of -100 does not count.
 
         Args:
             batch: What the encoder needs, and `labels`.
 
         Returns:
-            `loss`, `logits`; of single labels in eval mode also `accuracy`. `ModelEvalMetrics`
-            also logs `accuracy_matched` and `accuracy_mismatched`, of the rows whose `is_matched`
-            or `is_mismatched` in the batch is 1, and with two labels `f1_score`, whose average
-            over both classes (micro) equals the accuracy.
+            `loss`, `logits`; of single labels also `num_items`, in eval mode `accuracy`.
+            `ModelEvalMetrics` also logs `accuracy_matched` and `accuracy_mismatched`, of the rows
+            whose `is_matched` or `is_mismatched` in the batch is 1, and with two labels `f1_score`,
+            whose average over both classes (micro) equals the accuracy.
 
         Shapes:
             labels: (B,) or (B, 1) integer; (B, K) of several labels; (B,) or (B, K) of numbers.
-            logits: (B, K). loss, accuracy: (), float32.
+            logits: (B, K). loss, num_items, accuracy: (), float32.
 
         Cost:
             No host read, no data-dependent shape.
@@ -90,45 +97,51 @@ class BertClassifier(ClassifierSettings, EncoderWithHead):
         check_keys(batch, ("input_ids", "labels"), "MNLIDataProcessor or SST2DataProcessor")
         pooled = self.encoder.pool(self.encoder(batch))
         logits = self.classifier(self.dropout(pooled))
-        outputs: dict[str, Any] = {"loss": self._loss(logits.float(), batch["labels"])}
-        outputs["logits"] = logits
+        loss, num_items = self._loss(logits.float(), batch["labels"])
+        outputs: dict[str, Any] = {"loss": loss, "logits": logits}
+        if num_items is not None:
+            outputs["num_items"] = num_items
         if self._is_measured:
-            outputs["accuracy"] = self._hits(logits, batch["labels"]).mean()
+            outputs["accuracy"] = token_accuracy(logits, batch["labels"].flatten(), None)
         return outputs
+
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        return num_counted(batch.get("labels")) if self._has_one_label else None
 
     def validation_means(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Means:
         """Return the metrics that `ModelEvalMetrics` averages over rows, with their weights."""
         if "accuracy" not in outputs:
             return {}
-        num: int = batch["labels"].shape[0]
-        found: Means = {"accuracy": (outputs["accuracy"], num, None)}
+        found: Means = {"accuracy": (outputs["accuracy"], outputs["num_items"], None)}
         if self.num_labels == 2:
             found["f1_score"] = found["accuracy"]
-        hits = self._hits(outputs["logits"], batch["labels"])
+        labels = batch["labels"].flatten()
         for key, name in _SUBSETS.items():
             if key in batch:
                 weights = batch[key].flatten().float()
-                count = weights.sum()
-                found[name] = ((hits * weights).sum() / count.clamp(min=1), count, None)
+                accuracy = token_accuracy(outputs["logits"], labels, weights)
+                found[name] = (accuracy, sum_of_weights(labels, weights), None)
         return found
 
     @property
+    def _has_one_label(self) -> bool:
+        return self.problem_type == "single_label_classification"
+
+    @property
     def _is_measured(self) -> bool:
-        is_single = self.problem_type == "single_label_classification"
-        return self.compute_eval_metrics and not self.training and is_single
+        return self.compute_eval_metrics and not self.training and self._has_one_label
 
-    def _hits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return (logits.argmax(dim=-1) == labels.flatten()).float()
-
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.problem_type == "single_label_classification":
+    def _loss(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the loss and, if labels may not count, the number of those that do."""
+        if self._has_one_label:
             self._check_size(labels, logits.shape[0])
-            return functional.cross_entropy(logits, labels.flatten().long())
+            return mean_loss(logits, labels.flatten())
         self._check_size(labels, logits.numel())
         targets = labels.reshape(logits.shape).to(torch.float32)
         if self.problem_type == "regression":
-            return functional.mse_loss(logits, targets)
-        return functional.binary_cross_entropy_with_logits(logits, targets)
+            return functional.mse_loss(logits, targets), None
+        return functional.binary_cross_entropy_with_logits(logits, targets), None
 
     def _check_size(self, labels: Tensor, expected: int) -> None:
         if labels.numel() != expected:

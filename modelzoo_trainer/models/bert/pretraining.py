@@ -23,12 +23,18 @@ from modelzoo_trainer.models.bert.encoder import Encoder, Step, draw_weight
 from modelzoo_trainer.models.bert.engines import encoder_tensor_plan, lr_groups, published_name
 from modelzoo_trainer.models.bert.settings import EncoderSettings
 from modelzoo_trainer.models.feed_forward import Nonlinearity, activation_of
-from modelzoo_trainer.models.language_loss import label_weights, token_losses
+from modelzoo_trainer.models.language_loss import (
+    label_weights,
+    num_counted,
+    sum_of_weights,
+    token_losses,
+)
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup, logits_scale
 
 POSITIONS = "masked_lm_positions"
 _WEIGHTS = "masked_lm_mask"
 _SCALE = "mlm_loss_scale"
+_NEXT = "next_sentence_label"
 
 
 @checked()
@@ -181,7 +187,7 @@ class Bert(BertSettings, nn.Module):
         is_measured = self.compute_eval_metrics and not self.training
         if self.nsp_head is not None:
             classes = self._scaled(self.nsp_head(self.encoder.pool(hidden)))
-            targets = batch["next_sentence_label"].flatten().long()
+            targets = batch[_NEXT].flatten().long()
             sums = functional.cross_entropy(classes.float(), targets, reduction="sum")
             num_targets = (targets != IGNORED_LABEL).sum().clamp(min=1)
             loss = loss + sums / num_targets
@@ -195,6 +201,14 @@ class Bert(BertSettings, nn.Module):
             outputs["mlm_loss"] = (losses.detach() * weights).sum() / counted
         return {"loss": loss, **outputs}
 
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        num = num_counted(batch.get("labels"), batch.get(_WEIGHTS))
+        if num is None or self.nsp_head is None:
+            return num
+        num_targets = num_counted(batch.get(_NEXT))
+        return None if num_targets is None else num + num_targets
+
     def validation_means(
         self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]
     ) -> dict[str, tuple[Tensor, Tensor | int, Callable[[Tensor], Tensor] | None]]:
@@ -203,11 +217,15 @@ class Bert(BertSettings, nn.Module):
             return {}
         num_labels = label_weights(batch, _WEIGHTS).sum()
         loss = outputs["mlm_loss"]
-        return {
+        found: dict[str, tuple[Tensor, Tensor | int, Callable[[Tensor], Tensor] | None]] = {
             "accuracy_masked_lm": (outputs["accuracy_masked_lm"], num_labels, None),
             "mlm_loss": (loss, num_labels, None),
             "mlm_perplexity": (loss, num_labels, torch.exp),
         }
+        if self.nsp_head is not None:
+            num_targets = sum_of_weights(batch[_NEXT], None)
+            found["accuracy_cls"] = (outputs["accuracy_cls"], num_targets, None)
+        return found
 
     def _score(self, hidden: Tensor, positions: Tensor | None) -> Tensor:
         if positions is not None:
@@ -220,7 +238,7 @@ class Bert(BertSettings, nn.Module):
         return logits if self._logits_scale == 1 else logits * self._logits_scale
 
     def _check_batch(self, batch: Mapping[str, Tensor]) -> None:
-        needed = {"input_ids", "labels"} | (set() if self.disable_nsp else {"next_sentence_label"})
+        needed = {"input_ids", "labels"} | (set() if self.disable_nsp else {_NEXT})
         if lacks := needed - batch.keys():
             raise ConfigError(
                 f"The model got a batch with the keys {sorted(batch)}, without {sorted(lacks)}. "

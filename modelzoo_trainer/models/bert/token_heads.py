@@ -20,6 +20,7 @@ from modelzoo_trainer.models.bert.heads import (
     weighted_losses,
 )
 from modelzoo_trainer.models.bert.settings import EncoderSettings
+from modelzoo_trainer.models.language_loss import num_counted
 
 Means = dict[str, tuple[Tensor, Tensor | int, Callable[[Tensor], Tensor] | None]]
 
@@ -112,6 +113,11 @@ class BertTokenClassifier(TokenClassifierSettings, EncoderWithHead):
         found = weighted_accuracy(outputs["logits"], batch["labels"], self._weights(batch))
         return {"accuracy": (*found, None)}
 
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        has_labels = isinstance(batch.get("labels"), Tensor)
+        return num_counted(batch["labels"], self._weights(batch)) if has_labels else None
+
     def _weights(self, batch: Mapping[str, Tensor]) -> Tensor:
         for key in ("loss_mask", "attention_mask"):
             if key in batch:
@@ -203,3 +209,7 @@ class BertSummarizer(SummarizationSettings, EncoderWithHead):
             return {}
         found = weighted_accuracy(outputs["logits"], batch["labels"], batch["cls_weights"])
         return {"accuracy": (*found, None)}
+
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        return num_counted(batch.get("labels"), batch.get("cls_weights"))

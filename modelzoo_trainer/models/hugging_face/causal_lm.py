@@ -32,6 +32,7 @@ from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 from modelzoo_trainer.models.language_loss import (
     LossScaling,
     language_loss,
+    num_counted,
     token_accuracy,
     validation_means,
 )
@@ -139,7 +140,8 @@ class HfCausalLm(TransformersModel):
 
         Args:
             batch: `input_ids`, `labels` and, if some positions do not count for the loss,
-                `attention_mask` with the weight of each; it does not restrict attention. For packed
+                `attention_mask` with the weight of each; it does not restrict attention. Labels of
+                -100 do not count either. For packed
                 documents: `attention_span` with, for each key, the largest distance from which it
                 is seen, and `position_ids`. With `shift_labels`: `input_ids`, `labels` (the same,
                 -100 does not count), `attention_mask` with 0 for padding, which no token sees and
@@ -186,6 +188,12 @@ class HfCausalLm(TransformersModel):
         labels, weights = self._targets(batch)
         counted = {"labels": labels} | ({} if weights is None else {"attention_mask": weights})
         return validation_means(outputs, counted, loss_scaling=self.loss_scaling, loss_weight=1.0)
+
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        if not isinstance(batch.get("labels"), Tensor):
+            return None
+        return num_counted(*self._targets(batch))
 
     def check_batch(self, batch: Mapping[str, Any]) -> None:
         """Check the values of a batch in host memory, before the first step.

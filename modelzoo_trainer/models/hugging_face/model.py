@@ -124,8 +124,8 @@ class HfModel(TransformersModel):
 
         Returns:
             What the model returns by name, such as `loss` and `logits`; `num_items`, if labels are
-            per position: how many of them count, that is, are not -100, or, of pixels, not
-            `semantic_loss_ignore_index` of the model; in eval mode `accuracy`, of classes.
+            classes or per position: how many of them count, that is, are not -100, or, of pixels,
+            not `semantic_loss_ignore_index` of the model; in eval mode `accuracy`, of classes.
 
         Shapes:
             loss, accuracy, num_items: (), float32. logits: (B, K) or (B, T, K).
@@ -150,14 +150,25 @@ class HfModel(TransformersModel):
         labels, logits = given.get("labels"), outputs.get("logits")
         if not isinstance(labels, Tensor) or labels.is_floating_point():
             return outputs
-        if labels.dim() > 1 and self._auto_class != _CTC:
-            counts = _counts(labels, self._ignored_label(labels))
-            outputs["num_items"] = counts.sum(dtype=torch.float32)
         has_classes = isinstance(logits, Tensor) and logits.shape[:-1] == labels.shape
         has_classes = has_classes and outputs["logits"].shape[-1] > 1  # else a regression
+        if has_classes or (labels.dim() > 1 and self._auto_class != _CTC):
+            num = _counts(labels, self._ignored_label(labels)).sum(dtype=torch.float32)
+            outputs["num_items"] = num
+            if "loss" in outputs:  # without labels that count, it is the mean of nothing: NaN
+                outputs["loss"] = torch.where(num > 0, outputs["loss"], 0.0)
         if self.compute_eval_metrics and not self.training and has_classes:
             outputs["accuracy"] = _accuracy(outputs["logits"], labels)
         return outputs
+
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; None if that is not known before the loss."""
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if self._auto_class == _CTC or self._has_float_labels or not isinstance(labels, Tensor):
+            return None
+        if labels.is_floating_point() or self.config.num_labels == 1:
+            return None
+        return _counts(labels, self._ignored_label(labels)).sum()
 
     def check_batch(self, batch: Mapping[str, Any]) -> None:
         """Check the values of a batch in host memory, before the first step.

@@ -14,7 +14,7 @@ from modelzoo_trainer.models.bert.encoder import Step
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.inner_decoder import decoder_of
-from modelzoo_trainer.models.language_loss import LossScaling
+from modelzoo_trainer.models.language_loss import LossScaling, num_counted
 from modelzoo_trainer.models.masks import POSITIONS_KEY, SPAN_KEY
 from modelzoo_trainer.models.multimodal.reading import naming
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup
@@ -125,6 +125,10 @@ class ImageTextModel(nn.Module):
         The decoder is initialized by its own steps, before these.
         """
         raise NotImplementedError
+
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        return num_counted(batch.get(_LABELS), batch.get(_LOSS_MASK))
 
     def validation_means(
         self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]

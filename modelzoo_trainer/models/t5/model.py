@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.language_loss import label_weights, token_losses
+from modelzoo_trainer.models.language_loss import label_weights, num_counted, token_losses
 from modelzoo_trainer.models.masks import unpadded_keys
 from modelzoo_trainer.models.parametrization import LrAdjustmentGroup
 from modelzoo_trainer.models.t5.engines import published_name, stack_tensor_plan
@@ -149,6 +149,10 @@ class T5(T5Settings, nn.Module):
             outputs["accuracy_lm"] = hits.sum() / counted
             outputs["lm_loss"] = (losses.detach() * weights).sum() / counted
         return outputs
+
+    def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        return num_counted(batch.get("labels"), batch.get(_TARGET_MASK))
 
     def validation_means(
         self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]

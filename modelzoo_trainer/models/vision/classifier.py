@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from typing_extensions import override
 
 from modelzoo_trainer.constraints import Fraction, Size, checked
@@ -21,6 +20,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.bert.encoder import Step, draw_weight
 from modelzoo_trainer.models.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.models.initializers import truncated_normal
+from modelzoo_trainer.models.language_loss import mean_loss, num_counted, token_accuracy
 from modelzoo_trainer.models.published_names import renamed
 from modelzoo_trainer.models.vision.encoder import VisionEncoder
 from modelzoo_trainer.models.vision.settings import VisionSettings
@@ -143,17 +143,17 @@ class Vit(VitSettings, nn.Module):
         yield self.head, partial(draw_weight, self.head, start)
 
     def forward(self, batch: Any) -> dict[str, Any]:
-        """Return the mean cross entropy, the logits, in eval mode also the accuracy.
+        """Return the mean cross entropy, the logits and the number of labels that count.
 
         Args:
             batch: `(images, labels)`.
 
         Returns:
-            `loss`, `logits`, and in eval mode `accuracy_cls`.
+            `loss`, `logits`, `num_items`, and in eval mode `accuracy_cls`.
 
         Shapes:
-            images: (B, C, height, width) floating. labels: (B,) integer. logits:
-            (B, `num_classes`). loss, accuracy_cls: (), float32.
+            images: (B, C, height, width) floating. labels: (B,) integer, -100 where one does not
+            count. logits: (B, `num_classes`). loss, num_items, accuracy_cls: (), float32.
 
         Cost:
             No host read, no data-dependent shape.
@@ -167,11 +167,15 @@ class Vit(VitSettings, nn.Module):
         if self.use_dinov2_classifier:
             pooled = torch.cat((pooled, states.patches.mean(dim=1)), dim=-1)
         logits = self.head(pooled)
-        outputs = {"loss": functional.cross_entropy(logits.float(), labels.long())}
-        outputs["logits"] = logits
+        loss, num_items = mean_loss(logits, labels)
+        outputs = {"loss": loss, "logits": logits, "num_items": num_items}
         if self.compute_eval_metrics and not self.training:
-            outputs["accuracy_cls"] = (logits.argmax(dim=-1) == labels).float().mean()
+            outputs["accuracy_cls"] = token_accuracy(logits, labels, None)
         return outputs
+
+    def count_labels(self, batch: Any) -> Tensor | None:
+        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        return num_counted(_unpack(batch)[1])
 
     def validation_means(
         self, outputs: Mapping[str, Any], batch: Any
@@ -179,7 +183,7 @@ class Vit(VitSettings, nn.Module):
         """Return the metric that `ModelEvalMetrics` averages over images, with its weight."""
         if "accuracy_cls" not in outputs:
             return {}
-        return {"accuracy_cls": (outputs["accuracy_cls"], len(_unpack(batch)[1]), None)}
+        return {"accuracy_cls": (outputs["accuracy_cls"], outputs["num_items"], None)}
 
 
 def _unpack(batch: Any) -> tuple[Tensor, Tensor]:
