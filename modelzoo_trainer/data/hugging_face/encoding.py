@@ -163,6 +163,8 @@ class TurnsEncoding:
 def identity_of(settings: EncodingSettings, tokenizer: Tokenizer) -> str:
     """Return a digest of all that decides which rows a dataset has."""
     given = asdict(settings)
+    if settings.truncation == "keep_start":  # not rows of before prompts kept their ends
+        given["truncation"] = "keep_start with ends"
     known = [tokenizer.eos_id, tokenizer.pad_id, dict(tokenizer.tokens)]
     content = json.dumps([given, tokenizer.engine.to_str(), known], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -162,7 +162,8 @@ class FinetuningMode:
             is_last = span.region == len(texts[span.turn]) - 1
             stop = self._end_of(found.text, span.stop) if is_last else span.stop
             weight = self._rules.weight(turn.role, region)
-            places.append(Place(span.start, stop, span.turn, weight))
+            end = span.stop if stop > span.stop else None
+            places.append(Place(span.start, stop, span.turn, weight, end))
         return [Piece(found.text, places)]
 
     def _end_of(self, text: str, stop: int) -> int:
@@ -189,10 +190,11 @@ class FinetuningMode:
         if parts.is_chat:
             return self._with_ends_of_turns(parts, pieces[0])
         before = len(self._before)
-        found = [Tokenized(self._before, *_constant(before, 0, NO_TURN))]
+        found = [Tokenized(self._before, *_constant(before, 0, NO_TURN), np.zeros(before, bool))]
+        end = np.array([self._eos], np.int32), np.array([True])
         for piece in pieces:
             weight, owner = piece.weights[-1:], piece.owners[-1:]  # as the text that it ends
-            found += [piece, Tokenized(np.array([self._eos], np.int32), weight, owner)]
+            found += [piece, Tokenized(end[0], weight, owner, end[1])]
         return Tokenized(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
     def _with_ends_of_turns(self, parts: _Parts, tokens: Tokenized) -> Tokenized:
@@ -201,33 +203,42 @@ class FinetuningMode:
             return tokens
         [piece] = parts.pieces
         last_places = {place.turn: place for place in piece.places}
-        weights, owners = tokens.weights.copy(), tokens.owners.copy()
+        _, weights, owners, is_end = (array.copy() for array in tokens)
         for turn, place in last_places.items():
             if any(piece.text.endswith(end, 0, place.stop) for end in self._end_of_turn):
                 continue
             after = np.flatnonzero(tokens.owners == turn)[-1:] + 1
             if after.size and after[0] < len(owners) and owners[after[0]] == NO_TURN:
-                owners[after], weights[after] = turn, place.weight
-        return Tokenized(tokens.ids, weights, owners)
+                owners[after], weights[after], is_end[after] = turn, place.weight, True
+        return Tokenized(tokens.ids, weights, owners, is_end)
 
     def _fitting(
         self, parts: _Parts, tokens: Tokenized, length: int, stats: Stats
     ) -> Weighted | None:
         """Return the sequence of a document, truncated if it must be; None if it is skipped."""
-        kept = np.arange(len(tokens.ids))
+        is_answer = [turn.role in _ANSWERS for turn in parts.turns]
+        kept, weights = np.arange(len(tokens.ids)), tokens.weights
         if len(kept) > length:
-            is_answer = [turn.role in _ANSWERS for turn in parts.turns]
-            kept = self._truncation.kept(tokens.owners, is_answer, length)
-        why = _unusable(tokens.weights[kept], len(tokens.ids), self._shortest)
+            kept = self._truncation.kept(tokens.owners, tokens.is_end, is_answer, length)
+            is_cut = _without_some(tokens.owners, kept, is_answer)
+            # What ends an answer must not be learned where the answer does not end.
+            weights = np.where(tokens.is_end & np.isin(tokens.owners, is_cut), 0, weights)
+        why = _unusable(weights[kept], len(tokens.ids), self._shortest)
         if why is not None:
             stats.skip(parts.document, why)
             return None
         if len(kept) < len(tokens.ids):
             stats.documents_truncated += 1
-            counted = np.unique(tokens.owners[kept][tokens.weights[kept] == 1])
-            ends = [np.flatnonzero(tokens.owners == turn)[-1] for turn in counted]
-            stats.answers_cut += not np.isin(ends, kept).all()
-        return Weighted(tokens.ids[kept], tokens.weights[kept])
+            counted = tokens.owners[kept][weights[kept] == 1]
+            stats.answers_cut += bool(np.isin(is_cut, counted).any())
+        return Weighted(tokens.ids[kept], weights[kept])
+
+
+def _without_some(owners: Array, kept: Array, is_answer: Sequence[bool]) -> Array:
+    """Return the answers of which some tokens are not kept."""
+    is_out = np.ones(len(owners), bool)
+    is_out[kept] = False
+    return np.intersect1d(owners[is_out], np.flatnonzero(is_answer))
 
 
 def _unusable(weights: Array, size: int, shortest: int) -> str | None:
@@ -244,7 +255,8 @@ def _places_of_blocks(found: Located) -> list[Place]:
     places = [Place(span.start, span.stop, span.turn, 0) for span in found.spans]
     for start, stop in found.generated:
         inside = [span.turn for span in found.spans if span.start < stop and start < span.stop]
-        places.append(Place(start, stop, min(inside, default=NO_TURN), 1))
+        end = max((span.stop for span in found.spans if start < span.stop <= stop), default=stop)
+        places.append(Place(start, stop, min(inside, default=NO_TURN), 1, end))
     return places
 
 

@@ -19,12 +19,16 @@ NO_TURN: Final = -1
 
 
 class Place(NamedTuple):
-    """Characters start to stop, which belong to a turn and have a weight in the loss."""
+    """Characters start to stop, which belong to a turn and have a weight in the loss.
+
+    Those from `end` on end the turn, instead of being its content; None = there are none.
+    """
 
     start: int
     stop: int
     turn: int
     weight: int
+    end: int | None = None
 
 
 class Piece(NamedTuple):
@@ -40,6 +44,7 @@ class Tokenized(NamedTuple):
     ids: Array  # (n,) int32
     weights: Array  # (n,) int32
     owners: Array  # (n,) int32: index of the turn, or NO_TURN
+    is_end: Array  # (n,) bool: whether it ends its turn, instead of being its content
 
 
 def document_turns(document: Document) -> tuple[Turn, ...]:
@@ -136,6 +141,7 @@ def _placed(places: Iterable[Place], ids: Array, spans: Array) -> Tokenized:
     # The searches need increasing places; a token of no characters is part of no region.
     starts, stops = np.maximum.accumulate(spans, axis=0).T
     empty = spans[:, 0] >= spans[:, 1]
+    is_end = np.zeros(len(ids), bool)
     for place in places:
         first = int(np.searchsorted(stops, place.start, "right"))
         last = int(np.searchsorted(starts, place.stop, "left"))
@@ -143,7 +149,9 @@ def _placed(places: Iterable[Place], ids: Array, spans: Array) -> Tokenized:
         is_new = ~empty[inside] & ((owners[inside] == NO_TURN) | (weights[inside] < place.weight))
         owners[inside[is_new]] = place.turn
         weights[inside[is_new]] = place.weight
-    return Tokenized(ids, weights, owners)
+        if place.end is not None:
+            is_end[inside[is_new & (spans[inside, 1] > place.end)]] = True
+    return Tokenized(ids, weights, owners, is_end)
 
 
 def _cuts(places: Iterable[Place]) -> list[int]:

@@ -15,14 +15,16 @@ _KEYS: Final = ("prompt_truncation_mode", "max_turn_length")
 _MODES: Final = ("keep_start", "keep_end")
 UNREAD: Final = "truncation_mode"
 """A key of `truncate_to_msl` in published files that nothing reads, in the Model Zoo neither."""
+_STRUCTURE: Final = -2
+"""Owner of a token that is kept because it ends a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
     """Setting `dataset.truncate_to_msl`, as published.
 
-    Prompts are cut, longest first, to `max_turn_length`, then answers at their end. A document that
-    still does not fit is skipped.
+    Prompts are cut, longest first, to `max_turn_length`, then answers at their end. What ends a
+    turn that others follow stays. A document that still does not fit is skipped.
     """
 
     is_on: bool = False
@@ -51,17 +53,22 @@ class Truncation:
             raise ConfigError(f"{where}.{_KEYS[1]}: an integer > 0 is expected, got {longest!r}.")
         return cls(True, mode == "keep_end", longest)
 
-    def kept(self, owners: Array, is_answer: Sequence[bool], length: int) -> Array:
+    def kept(self, owners: Array, is_end: Array, is_answer: Sequence[bool], length: int) -> Array:
         """Return the indices of the tokens that are kept; none if the document is to be skipped.
 
         Args:
             owners: Index of the turn of each token; negative = of none, which is always kept.
+            is_end: Whether it ends its turn, and so is kept, except that of an answer after which
+                nothing follows.
             is_answer: Of each turn, whether it is an answer, not a prompt.
             length: Tokens to keep, fewer than there are.
 
         Shapes:
-            owners: (n,). Returns: (`length`,) int64, or (0,).
+            owners, is_end: (n,). Returns: (`length`,) int64, or (0,).
         """
+        last = len(is_answer) - 1
+        may_end = (owners == last) & is_answer[last]
+        owners = np.where(is_end & ~may_end, _STRUCTURE, owners)
         keep = np.ones(len(owners), bool)
         excess = len(owners) - length
         tokens = {turn: np.flatnonzero(owners == turn) for turn in range(len(is_answer))}
@@ -83,7 +90,7 @@ class WholeAnswers:
 
     1. The row ends with the last answer that fits.
     2. If none fits, the prompts before the first one are cut, the longest first, as far as needed;
-       each keeps at least one token.
+       each keeps at least one token, and what ends it.
     3. If the answer does not fit even so, it loses its end; the prompts then keep at most half of
        the row.
 
@@ -93,13 +100,14 @@ class WholeAnswers:
     keeps_end: bool
     """Whether a prompt loses its start instead of its end."""
 
-    def kept(self, owners: Array, is_answer: Sequence[bool], length: int) -> Array:
+    def kept(self, owners: Array, is_end: Array, is_answer: Sequence[bool], length: int) -> Array:
         """Return the indices of the tokens that are kept; see `Truncation.kept`.
 
         Shapes:
-            owners: (n,). Returns: (at most `length`,) int64.
+            owners, is_end: (n,). Returns: (at most `length`,) int64.
         """
         counts = np.isin(owners, np.flatnonzero(is_answer))
+        owners = np.where(is_end & ~counts, _STRUCTURE, owners)
         stops = [int(np.flatnonzero(owners == turn)[-1]) + 1 for turn in np.unique(owners[counts])]
         fitting = [stop for stop in stops if stop <= length]
         if fitting or not stops:

@@ -72,3 +72,65 @@ def test_a_chat_whose_template_fills_the_row_is_skipped(words):
     rows, stats = encoded(made, documents_of(chat), 6)
     assert len(rows.lengths) == 0
     assert list(stats.skipped) == ["too long"]
+
+
+BLOCKS = (
+    "{% for m in messages %}<|im_start|> {{ m.role }} {% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }} <|im_end|> {% endgeneration %}{% else %}{{ m.content }} "
+    "<|im_end|> {% endif %}{% endfor %}"
+)
+CHAT = [
+    ("system", text(25, 26, 27)),
+    ("user", text(20, 21, 22, 23, 24)),
+    ("assistant", text(30, 31, 32, 33)),
+    ("user", text(40, 41, 42, 43)),
+    ("assistant", text(50, 51, 52, 53)),
+]
+
+
+@pytest.mark.parametrize("template", [SPACED, BLOCKS], ids=["spaced", "blocks"])
+@pytest.mark.parametrize("side", ["keep_start", "keep_end"])
+def test_a_prompt_that_is_cut_keeps_what_ends_it(words, side, template):
+    settings = settings_of("finetuning", "", f'chat_template: "{template}"')
+    made = FinetuningMode(settings, words, WholeAnswers(side == "keep_end"))
+    rows, _ = encoded(made, documents_of(CHAT), 17)
+    row, size = named(made, rows), rows.lengths[0]
+    system, user = ([25, 26], [20, 21]) if side == "keep_start" else ([26, 27], [23, 24])
+    assert [*row["input_ids"][:1], *row["labels"][:size]][:-1] == row["input_ids"][:size]
+    expected = [START, SYSTEM, *system, END, START, USER, *user, END]
+    assert row["input_ids"][:size] == [*expected, START, ASSISTANT, 30, 31, 32, 33]
+    assert row["labels"][size - 1] == END
+
+
+@pytest.mark.parametrize("template", [SPACED, BLOCKS], ids=["spaced", "blocks"])
+@pytest.mark.parametrize("side", ["keep_start", "keep_end"])
+@pytest.mark.parametrize("length", [21, 24, 28, 33])
+def test_of_several_turns_only_content_is_cut(words, side, template, length):
+    cuts = f"{{max_turn_length: 1, prompt_truncation_mode: {side}}}"
+    dataset = f'chat_template: "{template}", truncate_to_msl: {cuts}'
+    made = FinetuningMode(settings_of("finetuning", "", dataset), words)
+    rows, _ = encoded(made, documents_of(CHAT), length)
+    row, size = named(made, rows), rows.lengths[0]
+    ids, mask = row["input_ids"][:size] + row["labels"][size - 1 : size], row["attention_mask"]
+    starts = [place for place, token in enumerate(ids) if token == START]
+    turns = [ids[a:b] for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
+    assert [turn[:2] for turn in turns] == [
+        [START, role] for role in (SYSTEM, USER, ASSISTANT, USER, ASSISTANT)
+    ]
+    assert all(turn[-1] == END for turn in turns[:-1])
+    learned = [label for label, counts in zip(ids[1:], mask, strict=False) if counts]
+    whole = [END] * sum({30, 31, 32, 33} <= set(turn) for turn in turns[:-1])
+    whole += [END] * (turns[-1][-1] == END)
+    assert [token for token in learned if token == END] == whole
+
+
+def test_what_ends_an_answer_that_is_cut_is_not_learned(words):
+    pairs = [("prompt", "w20"), ("completion", text(30, 31, 32, 33, 34))]
+    pairs += [("prompt", "w21"), ("completion", "w40")]
+    dataset = "truncate_to_msl: {max_turn_length: 1}"
+    made = FinetuningMode(settings_of("finetuning", "", dataset), words)
+    rows, stats = encoded(made, documents_of(pairs), 9)
+    row, size = named(made, rows), rows.lengths[0]
+    assert row["input_ids"][:size] == [20, SEP, 30, 31, EOS, 21, SEP, 40]
+    assert row["attention_mask"][:size] == [0, 1, 1, 0, 0, 0, 1, 1]
+    assert stats.answers_cut == 1
