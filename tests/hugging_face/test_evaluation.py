@@ -425,3 +425,25 @@ def test_the_command_evaluates_what_a_file_describes(
     assert f"|{CHOICE}|" in (tmp_path / "out/logs/latest/run.log").read_text()
     lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
     assert any(f"eleuther_0/{CHOICE}/acc" in json.loads(line) for line in lines)
+
+
+@pytest.mark.parametrize("name", ["mamba", "openai-gpt", "minimax"])
+def test_texts_of_a_model_with_another_cache_are_those_without_one(
+    folders, tmp_path, name: str
+) -> None:
+    own = {
+        "mamba": {"state_size": 8},
+        "openai-gpt": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LIMIT},
+        "minimax": {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8},
+    }[name]
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
+    sizes = own if name == "openai-gpt" else sizes | own
+    torch.manual_seed(0)
+    model = model_class("hf_causal_lm")(
+        config={"model_type": name, "pad_token_id": 1, **sizes, "vocab_size": VOCAB}
+    )
+
+    found, _ = evaluate(folders, tmp_path / "kept", model)
+    again, _ = evaluate(folders, tmp_path / "all", NoCache(model))
+
+    assert answers(found, WRITE) == answers(again, WRITE)

@@ -27,6 +27,7 @@ from modelzoo_trainer.models.hugging_face.attention import (
 )
 from modelzoo_trainer.models.hugging_face.batches import check_tokens, is_planned
 from modelzoo_trainer.models.hugging_face.building import CAUSAL, check_settings
+from modelzoo_trainer.models.hugging_face.generating import TokensSoFar, cache_name
 from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 from modelzoo_trainer.models.language_loss import (
@@ -315,24 +316,23 @@ class HfCausalLm(TransformersModel):
         return self.model(**given)
 
     def make_caches(self, length: int) -> list[Any] | None:
-        """Return a cache of `transformers` for generation, which grows with the tokens."""
-        from transformers import DynamicCache
-
-        return [DynamicCache(config=self.config)]
+        """Return what a model of `transformers` keeps of the tokens; None if it keeps nothing."""
+        if cache_name(self.model) is None:
+            return None
+        return [TokensSoFar(self.model, self.logits)]
 
     def last_logits(
         self, input_ids: Tensor, caches: Sequence[Any], position: Tensor | None = None
     ) -> Tensor:
-        """Return the logits after the last token, and store the keys and values of all tokens.
+        """Return the logits after the last token, and store what the model keeps of all tokens.
 
         `position`: of the one token in `input_ids`; None = these are the first tokens.
 
         Shapes:
             input_ids: (B, T) integer. position: (1,), int64. Returns: (B, V).
         """
-        given: dict[str, Any] = {"input_ids": input_ids.long(), "past_key_values": caches[0]}
-        scores: Tensor = self.model(**given, use_cache=True).logits
-        return scores[:, -1]
+        so_far: TokensSoFar = caches[0]
+        return so_far.last_logits(input_ids)
 
     @torch.no_grad()
     @checked("generate")
