@@ -123,7 +123,8 @@ class HuggingFaceDataProcessor(DataProcessor):
             tokens: `skip`, or cut them. A row then ends with the last answer that fits, whole. If
             none fits, the prompts before the first one are cut, the longest first, at their start
             (`keep_end`) or end (`keep_start`), as far as needed to keep the answer whole; what the
-            template writes around them stays. If that is not enough, prompts keep half of the row, and the answer loses its end.
+            template writes around them stays. If that is not enough, prompts keep half of the row,
+            and the answer loses its end.
         max_prompt_length: For `preference`: tokens that the prompt keeps, at its end, in rows that
             would be too long; then the answers lose their ends. Default: half of
             `max_sequence_length`.

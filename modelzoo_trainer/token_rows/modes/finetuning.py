@@ -190,11 +190,12 @@ class FinetuningMode:
         if parts.is_chat:
             return self._with_ends_of_turns(parts, pieces[0])
         before = len(self._before)
-        found = [Tokenized(self._before, *_constant(before, 0, NO_TURN), np.zeros(before, bool))]
-        end = np.array([self._eos], np.int32), np.array([True])
+        weights, owners = _constant(before, 0, NO_TURN)
+        found = [Tokenized(self._before, weights, owners, np.zeros(before, bool))]
+        end = np.array([self._eos], np.int32)
         for piece in pieces:
-            weight, owner = piece.weights[-1:], piece.owners[-1:]  # as the text that it ends
-            found += [piece, Tokenized(end[0], weight, owner, end[1])]
+            weights, owners = piece.weights[-1:], piece.owners[-1:]  # as the text that it ends
+            found += [piece, Tokenized(end, weights, owners, np.array([True]))]
         return Tokenized(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
     def _with_ends_of_turns(self, parts: _Parts, tokens: Tokenized) -> Tokenized:
