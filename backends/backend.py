@@ -19,7 +19,7 @@ from .blocks import CompileOptions, checkpoint_activations, compile_model
 from .blocks import Mode as CheckpointMode
 from .comm import Comm, ReduceOp
 from .conditional_step import skip_step
-from .errors import OUT_OF_MEMORY_ADVICE, BackendError, check_choice, is_out_of_memory
+from .errors import OUT_OF_MEMORY_ADVICE, BackendError, check_choice, in_bytes, is_out_of_memory
 from .fast_step import plain_step, plain_zero_grad
 from .loss_window import LossWindow
 from .norms import Norms
@@ -484,5 +484,5 @@ class Backend(ABC):
     def explain(self, error: BaseException) -> None:
         """Add a note to an error, such as what to reduce when out of memory."""
         if is_out_of_memory(error):
-            figures = ", ".join(f"{k} {v / 2**30:.2f} GiB" for k, v in self.memory().items())
+            figures = ", ".join(f"{k} {in_bytes(v)}" for k, v in self.memory().items())
             error.add_note(f"Out of memory on {self.device} ({figures}). {OUT_OF_MEMORY_ADVICE}")

@@ -59,6 +59,14 @@ def _is_choice(value: object, one: object) -> bool:
     return is_alike and value == one
 
 
+def in_bytes(num: float) -> str:
+    """Format a number of bytes with a unit, such as "12.3 GiB"."""
+    value, power = float(num), 0
+    while value >= 1023.95 and power < 5:
+        value, power = value / 1024, power + 1
+    return f"{value:.0f} B" if not power else f"{value:.1f} {'KMGTP'[power - 1]}iB"
+
+
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return a hint for a misspelled name, ignoring case.
 

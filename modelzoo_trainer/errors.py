@@ -20,8 +20,15 @@ Devices have `backends.BackendError` (RuntimeError) with `backends.BackendUnavai
 All other exceptions are built-in ones, or the user's, which keep their type.
 """
 
+import errno
+import os
+import shutil
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
+
+_MAX_NAME: Final = 255  # bytes of a file's name, on all usual file systems
+_SHOWN: Final = 200  # characters of a path
 
 
 class ModelZooError(Exception):
@@ -110,10 +117,10 @@ def is_refusal_of_disk(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Return an error as part of a message: its text, and its type if that says more."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
     kind, text = type(error).__name__, str(error)
-    if type(error) is ValueError:
+    if isinstance(error, OSError):
+        return error.strerror or text or kind
+    if type(error) is ValueError and text:
         return text
     return f"{kind}: {text}" if text else kind
 
@@ -133,6 +140,62 @@ def not_an_end(error: StopIteration, who: str) -> RuntimeError:
         f"epoch or a run. It often comes from next() on an iterator that has no more items: give "
         f"next() a default, or raise another exception."
     )
+
+
+def folder_reason(folder: Path, error: OSError) -> str:
+    """Return why a folder cannot be created or written: what is in its way, or what is full.
+
+    Args:
+        folder: The folder, which may be missing.
+        error: What the system said about it, or about a file in it.
+    """
+    if error.errno == errno.ENAMETOOLONG:
+        return long_name(Path(os.fsdecode(error.filename or folder)))
+    for path in (folder, *folder.parents):
+        if os.path.lexists(path) and not os.path.isdir(path):
+            return f"{str(path)!r} is {_instead_of_folder(path)}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{reason_of(error)}{_free_in(folder)}"
+    where = "" if error.filename is None else f" ({error.filename})"
+    return f"{reason_of(error)}{where}"
+
+
+def unusable(setting: str, folder: Path, error: OSError) -> ConfigError:
+    """Return the error of a folder that a run cannot use; `setting` names the folder."""
+    shown = str(folder) if len(str(folder)) <= _SHOWN else f"{str(folder)[:_SHOWN]}..."
+    return ConfigError(
+        f"{setting} {shown!r} cannot be used: {folder_reason(folder, error)}. Choose a writable "
+        f"folder."
+    )
+
+
+def _length(name: str) -> int:
+    return len(os.fsencode(name))
+
+
+def long_name(path: Path) -> str:
+    """Return what is too long in a path that the system refused for its length."""
+    longest = max(path.parts, key=_length, default="")
+    if _length(longest) <= _MAX_NAME:
+        return f"the path has {_length(str(path))} bytes, which is too long"
+    start = f"{longest[:40]}..."
+    return f"the name {start!r} has {_length(longest)} bytes; the most is {_MAX_NAME}"
+
+
+def _instead_of_folder(path: Path) -> str:
+    if os.path.islink(path):
+        return "a symbolic link, and its target does not exist"
+    kind = "a file" if os.path.isfile(path) else "a named pipe, a socket or a device"
+    return f"{kind}, not a folder"
+
+
+def _free_in(folder: Path) -> str:
+    there = next((one for one in (folder, *folder.parents) if os.path.isdir(one)), Path())
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError:
+        return ""
+    return f" ({in_bytes(free)} free in {there})"
 
 
 class StopTraining(ModelZooError):
@@ -180,6 +243,16 @@ class TrainingSpike(ModelZooError, RuntimeError):
         super().__init__(message)
         self.step = step
         self.batches = list(batches)
+
+
+def in_bytes(num: float) -> str:
+    """Format a number of bytes; see `backends.errors.in_bytes`."""
+    from modelzoo_trainer.sibling import require_sibling
+
+    require_sibling("backends")
+    from backends import errors
+
+    return errors.in_bytes(num)
 
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.callbacks.activation_hooks import TensorPath, TensorWatcher, named_params
 from modelzoo_trainer.constraints import PositiveInt, checked
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, unusable
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -88,10 +88,7 @@ class DumpActivations(TensorWatcher):
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(
-                    f"DumpActivations.outdir {str(self._folder)!r} cannot be created: "
-                    f"{error.strerror or error}. Choose a writable folder."
-                ) from None
+                raise unusable("DumpActivations.outdir", self._folder, error) from None
         stack.callback(self._write)
 
     def _reset(self) -> None:

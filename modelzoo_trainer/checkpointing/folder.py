@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE, is_file_name, read_manifest
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, folder_reason
 from modelzoo_trainer.stores.deleting import forget
 
 log = logging.getLogger("modelzoo_trainer.checkpointing")
@@ -184,8 +184,8 @@ def probe(folder: Path) -> None:
                 disk.unlink(renamed)
     except OSError as error:
         raise CheckpointError(
-            f"The folder {str(folder)!r} is not writable: {error.strerror or error}. Check "
-            f"permissions and free disk space."
+            f"The folder {str(folder)!r} is not writable: {folder_reason(folder, error)}. "
+            f"Check permissions and free disk space."
         ) from error
 
 

@@ -27,7 +27,7 @@ from modelzoo_trainer.checkpointing.manifest import (
     is_file_name,
     parse_manifest,
 )
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, folder_reason
 
 WriteFile: TypeAlias = Callable[[Path, Iterable[bytes | memoryview]], FileRecord]
 """Writes a new file durably, as `write_file` does."""
@@ -161,9 +161,10 @@ class CheckpointTransaction:
             self.discard()
             if not isinstance(error, OSError):
                 raise
+            why = folder_reason(self.path.parent, error)
             raise CheckpointError(
-                f"Checkpoint {str(self.path)!r} could not be saved: {_reason(error)}. Earlier "
-                f"checkpoints are not affected."
+                f"Checkpoint {str(self.path)!r} could not be saved: {why}. Earlier checkpoints are "
+                f"not affected."
             ) from error
 
 
@@ -233,9 +234,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
-
-
-def _reason(error: OSError) -> str:
-    """Return the error message of the system, with the file."""
-    text = error.strerror or str(error)
-    return f"{text} ({error.filename!s})" if error.filename is not None else text

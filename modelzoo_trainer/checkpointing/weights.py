@@ -35,7 +35,7 @@ from modelzoo_trainer.checkpointing.state_json import Encoder, decode
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of, checked_tensors
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
 from modelzoo_trainer.checkpointing.torch_file import SUFFIXES
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, folder_reason
 from modelzoo_trainer.regular_files import open_regular
 
 
@@ -152,8 +152,8 @@ def _write(state: Any, file: Path, name: str, *, force: bool) -> list[str]:
         _give_name(part, file)
     except OSError as error:
         raise CheckpointError(
-            f"{str(file)!r} could not be written: {error.strerror or error}. Check permissions "
-            f"and free disk space."
+            f"{str(file)!r} could not be written: {folder_reason(file.parent, error)}. Check "
+            f"permissions and free disk space."
         ) from error
     finally:
         with suppress(OSError):

@@ -24,7 +24,7 @@ from modelzoo_trainer.checkpointing.folder import free_bytes, hidden_name
 from modelzoo_trainer.checkpointing.lazy_weights import INDEX, SINGLE
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, folder_reason, in_bytes
 
 _NAMES: Final = {getattr(torch, dtype): name for name, (dtype, _) in DTYPES.items()}
 _PIECE: Final = 1 << 24  # bytes per write
@@ -248,8 +248,9 @@ def _hidden(target: Path, num_bytes: int) -> Iterator[Path]:
     free = free_bytes(target.parent)
     if free is not None and free < num_bytes:
         raise CheckpointError(
-            f"{str(target)!r} was not written: it needs {_gib(num_bytes)}, but {_gib(free)} are "
-            f"free on its disk. Free space, pass another path, or use a smaller --dtype."
+            f"{str(target)!r} was not written: it needs {in_bytes(num_bytes)}, but "
+            f"{in_bytes(free)} are free on its disk. Free space, pass another path, or use a "
+            f"smaller --dtype."
         )
     hidden = target.with_name(hidden_name("tmp", target.name))
     try:
@@ -260,16 +261,11 @@ def _hidden(target: Path, num_bytes: int) -> Iterator[Path]:
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "Free space on its disk" if is_full else "Check permissions and the disk"
-        raise CheckpointError(
-            f"{str(target)!r} could not be written: {error.strerror or error}. {advice}."
-        ) from error
+        why = folder_reason(target.parent, error)
+        raise CheckpointError(f"{str(target)!r} could not be written: {why}. {advice}.") from error
     finally:
         with suppress(OSError):
             if hidden.is_dir():
                 disk.remove_tree(hidden)
             elif hidden.exists():
                 disk.unlink(hidden)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f} GiB"

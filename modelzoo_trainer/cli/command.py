@@ -25,7 +25,7 @@ from modelzoo_trainer.cli.plans import (
     overrides,
     shipped_names,
 )
-from modelzoo_trainer.cli.runner import Runner, answered, fail, refuse
+from modelzoo_trainer.cli.runner import Runner, answered, fail, refuse, refuse_path
 from modelzoo_trainer.cli.signals import StopRequests
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.exit_codes import INTERRUPTED
@@ -78,6 +78,8 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
             return _act(options, names, argv, requests)
     except ConfigError as error:
         return refuse(str(error))
+    except OSError as error:
+        return refuse_path(error)
     except KeyboardInterrupt:  # also while it leaves the block
         return INTERRUPTED
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelzoo_trainer.cli.distributed_run import Report, job_requeues, report_alone, was_restarted
 from modelzoo_trainer.cli.signals import Phase, StopRequests
-from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.errors import ConfigError, ModelZooError, long_name
 from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE, exit_code
 from modelzoo_trainer.stderr import say
 
@@ -135,6 +136,8 @@ class Runner:
         except OSError as error:
             if error.errno is None:  # not the operating system's
                 raise
+            if error.errno == errno.ENAMETOOLONG:
+                return self.report(describe(error), WRONG_USE)
             return self._fail(error)
         finally:
             self.requests.set_phase(Phase.ENDING)
@@ -215,9 +218,20 @@ def answered(act: Callable[[], int]) -> int:
     except ConfigError as error:
         return refuse(str(error))
     except OSError as error:
-        return fail(error)
+        return refuse_path(error) if error.errno == errno.ENAMETOOLONG else fail(error)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def refuse_path(error: OSError) -> int:
+    """Print that a name is too long, and return the exit code; other errors are raised.
+
+    Any path that a file or an option gives may be, and most functions that ask the system for it
+    raise.
+    """
+    if error.errno != errno.ENAMETOOLONG:
+        raise error
+    return refuse(describe(error))
 
 
 def refuse(message: str) -> int:
@@ -233,6 +247,8 @@ def fail(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error in one line, with its notes."""
+    """Return an error in one line, with its notes; a name that is too long is not repeated."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"A path is too long: {long_name(Path(str(error.filename or '')))}."
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     return f"{type(error).__name__}: {error}{notes}"

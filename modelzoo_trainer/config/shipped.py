@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -215,7 +216,7 @@ def _try_checkpoint(ckpt_path: str) -> list[str]:
             return []  # found in its store, when the run starts
         ckpt_path = str(found)
     path = Path(ckpt_path)
-    if path.exists():
+    if os.path.exists(path):  # as False where the name is too long
         return []
     return [f"checkpoint {ckpt_path!r} does not exist. {listed(path.parent)}"]
 

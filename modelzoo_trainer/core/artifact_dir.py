@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.core.run_lock import LOCK_NAME
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, unusable
 from modelzoo_trainer.stores.mirror import mirror_of
 from modelzoo_trainer.stores.urls import is_url, parse_url
 
@@ -76,10 +76,7 @@ class ArtifactDir(CoreCallback):
                 unique = f"{name}_{number}"
             _point(logs / "latest", unique)
         except OSError as error:
-            raise ConfigError(
-                f"model_dir {str(logs.parent)!r} cannot be used: {error.strerror or error} "
-                f"({error.filename}). Choose a writable folder."
-            ) from None
+            raise unusable("model_dir", logs.parent, error) from None
         return unique
 
 

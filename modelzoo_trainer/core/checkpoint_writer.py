@@ -16,7 +16,7 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.core.early_exit import SAVE
 from modelzoo_trainer.core.optimizer_facts import bytes_to_come
 from modelzoo_trainer.devices import map_tensors
-from modelzoo_trainer.errors import CheckpointError, ConfigError
+from modelzoo_trainer.errors import CheckpointError, ConfigError, in_bytes
 from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ class CheckpointSchedule:
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
-_GIB: Final = 2**30
 _HEADROOM: Final = 1.1
 _WITHIN_STEP: Final = "within_step"  # written between two batches of a step
 
@@ -216,8 +215,8 @@ def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:
     needed = _HEADROOM * least_bytes(trainer)
     if free is not None and free < needed:
         raise ConfigError(
-            f"{str(root)!r} has {free / _GIB:.2f} GiB of free space, and one checkpoint takes at "
-            f"least {needed / _GIB:.2f} GiB. Free space, or set checkpoint.checkpoint_root or "
+            f"{str(root)!r} has {in_bytes(free)} of free space, and one checkpoint takes at "
+            f"least {in_bytes(needed)}. Free space, or set checkpoint.checkpoint_root or "
             f"model_dir to another disk."
         )
 

@@ -20,7 +20,13 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.checkpointing.slots import is_in_memory, save_in_place
 from modelzoo_trainer.constraints import PositiveInt
 from modelzoo_trainer.core.checkpoint_writer import least_bytes
-from modelzoo_trainer.errors import CheckpointError, ConfigError, is_refusal_of_disk
+from modelzoo_trainer.errors import (
+    CheckpointError,
+    ConfigError,
+    folder_reason,
+    in_bytes,
+    is_refusal_of_disk,
+)
 from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.record import write_atomically
 
@@ -38,7 +44,6 @@ _USED: Final = "used.json"
 _KEY: Final = "memory"  # of the facts of a snapshot
 _MAX_USES: Final = 2  # of one snapshot, without a later one: it may be what fails
 _HEADROOM: Final = 1.1
-_GIB: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +138,8 @@ class MemorySnapshots:
                 token = secrets.token_hex(8)
                 self._take_over(trainer, token, begun)
             except OSError as error:
-                problem = f"{error.strerror or error}. Choose another folder, or free memory"
+                why = folder_reason(self.settings.base, error)
+                problem = f"{why}. Choose another folder, or free memory"
             except ConfigError as error:
                 problem = str(error)
         problem = comm.broadcast_object(problem)
@@ -196,8 +202,8 @@ class MemorySnapshots:
         needed = int(_HEADROOM * len(_SLOTS) * least_bytes(trainer))
         if free < needed:
             raise ConfigError(
-                f"it has {free / _GIB:.2f} GiB of free space, and two snapshots take at least "
-                f"{needed / _GIB:.2f} GiB. Free memory, increase the size of that file system, or "
+                f"it has {in_bytes(free)} of free space, and two snapshots take at least "
+                f"{in_bytes(needed)}. Free memory, increase the size of that file system, or "
                 f"remove checkpoint.memory."
             )
 

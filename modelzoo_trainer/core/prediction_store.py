@@ -16,7 +16,7 @@ from torch import Tensor
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of, can_hold
-from modelzoo_trainer.errors import ConfigError, PredictionError
+from modelzoo_trainer.errors import ConfigError, PredictionError, folder_reason
 from modelzoo_trainer.predictions import FORMAT, INDEX, VERSION
 from modelzoo_trainer.regular_files import read_bytes
 
@@ -200,8 +200,8 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 def refusal(path: Path, error: OSError) -> PredictionError:
     """Return the error for a failed write."""
     return PredictionError(
-        f"Cannot write predictions to {str(path)!r}: {error.strerror or error}. Free disk space, "
-        f"or use another output_dir."
+        f"Cannot write predictions to {str(path)!r}: {folder_reason(path.parent, error)}. "
+        f"Free disk space, or use another output_dir."
     )
 
 
@@ -225,7 +225,7 @@ def prepare_folder(folder: Path, *, makes: bool) -> str | None:
             disk.unlink(path)
         strange = sorted(_own_names(folder) - set(_names_of_index(folder)))
     except OSError as error:
-        return f"{where} cannot be used: {error.strerror or error}. Choose another one."
+        return f"{where} cannot be used: {folder_reason(folder, error)}. Choose another one."
     if strange:
         return (
             f"{where} contains {strange[0]}, but no {INDEX} that lists it. Move it away, or choose "

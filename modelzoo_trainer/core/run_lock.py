@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, unusable
 from modelzoo_trainer.regular_files import require_regular
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class RunLock(CoreCallback):
     @override
     def pre_setup(self, trainer: Trainer) -> None:
         if trainer.backend.comm.is_main:
-            self.has_created = not trainer.model_dir.exists()
+            self.has_created = not os.path.exists(trainer.model_dir)
             self._lock.take(trainer.model_dir)
 
     @override
@@ -106,10 +106,7 @@ class FolderLock:
             self._folder, self._pid = os.path.realpath(folder), os.getpid()
             self.is_held = _acquire(self._folder, self._setting)
         except OSError as error:
-            raise ConfigError(
-                f"{self._setting} {str(folder)!r} cannot be used: {error.strerror or error} "
-                f"({error.filename}). Choose a writable folder."
-            ) from None
+            raise unusable(self._setting, folder, error) from None
 
     def check(self) -> None:
         """Check that this process still holds the lock.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.data.tokenization import Tokenization, Tokens
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, folder_reason, reason_of
 from modelzoo_trainer.regular_files import open_regular
 
 Split = Literal["train", "val", "all"]
@@ -292,7 +292,7 @@ def _read(document: Document) -> bytes:
         return document.path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"data_dir: {str(document.path)!r} cannot be read ({error.strerror}). "
+            f"data_dir: {str(document.path)!r} cannot be read ({reason_of(error)}). "
             "Make it readable, or set pattern to a glob that does not match it."
         ) from error
 
@@ -314,7 +314,8 @@ def write_tokens(path: Path, parts: Iterator[Tokens], dtype: np.dtype[Any]) -> N
         file = temporary.open("xb")
     except OSError as error:
         raise ConfigError(
-            f"cache_dir {str(path.parent)!r} cannot be written ({error.strerror}). "
+            f"cache_dir {str(path.parent)!r} cannot be written "
+            f"({folder_reason(path.parent, error)}). "
             "Set cache_dir to a writable folder."
         ) from error
     try:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from modelzoo_trainer.devices import BackendError, fake_world
-from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.planning.figures import Figures, bytes_of, in_bytes, table
+from modelzoo_trainer.errors import ConfigError, in_bytes
+from modelzoo_trainer.planning.figures import Figures, bytes_of, table
 from modelzoo_trainer.planning.measure import measure
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, in_bytes
 from modelzoo_trainer.planning.memory_tracker import Exchange, Kind, Peak, local
 
 _UNITS: Final = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -38,14 +38,6 @@ def bytes_of(text: str, option: str = "--memory") -> int:
             f"{option}: expected a size such as 80GiB, 141GB or 16000000000, got {text!r}."
         )
     return int(size)
-
-
-def in_bytes(num: int) -> str:
-    """Format a number of bytes with a unit, such as "12.3 GiB"."""
-    value, power = float(num), 0
-    while value >= 1023.95 and power < 5:
-        value, power = value / 1024, power + 1
-    return f"{num} B" if not power else f"{value:.1f} {'KMGTP'[power - 1]}iB"
 
 
 def in_thousands(num: float, unit: str = "") -> str:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, folder_reason
 from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.record import write_atomically
 from modelzoo_trainer.stores.store import Store, open_store
@@ -191,8 +191,8 @@ def open_mirror(
         except OSError as error:
             raise ConfigError(
                 f"The local copy of '{url}' cannot be kept in {str(path)!r}: "
-                f"{error.strerror or error}. Set trainer.init.object_store.cache_dir to a writable "
-                f"folder."
+                f"{folder_reason(path, error)}. Set trainer.init.object_store.cache_dir to a "
+                f"writable folder."
             ) from None
         made = _OPEN[str(path)] = Mirror(path, url, given)
         return made
@@ -213,7 +213,7 @@ def mirror_of(path: str | Path) -> Mirror | None:
         if folder.name.startswith("."):
             continue  # a hidden folder may be above a mirror
         binding = folder / FOLDER / _BINDING
-        if not binding.is_file():
+        if not os.path.isfile(binding):  # as False where the name is too long
             continue
         real = Path(os.path.realpath(folder))
         with _LOCK:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import unusable
 from modelzoo_trainer.exit_codes import FAILED
 from modelzoo_trainer.supervisor.goodput import Attempt, Goodput
 from modelzoo_trainer.supervisor.outcome import (
@@ -209,7 +209,4 @@ def _make_folder(parent: Path) -> Path:
             else:
                 return folder.absolute()
     except OSError as error:
-        raise ConfigError(
-            f"model_dir {str(parent.parent)!r} cannot be used: {error.strerror or error} "
-            f"({error.filename}). Choose a writable folder."
-        ) from None
+        raise unusable("model_dir", parent.parent, error) from None

@@ -202,7 +202,9 @@ def test_without_values_there_are_no_files(make, batches):
 def test_a_folder_that_cannot_be_made_is_refused(make, batches, tmp_path):
     (tmp_path / "file").write_text("")
     trainer = make(DumpActivations(outdir=tmp_path / "file" / "dumps"))
-    with pytest.raises(ConfigError, match=r"DumpActivations\.outdir .* cannot be created"):
+    with pytest.raises(
+        ConfigError, match=r"DumpActivations\.outdir .* cannot be used: .* is a file, not a folder"
+    ):
         trainer.fit(batches)
 
 

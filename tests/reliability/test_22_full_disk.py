@@ -97,7 +97,7 @@ def test_a_run_is_refused_before_its_start_if_there_is_no_space(runs, count, tmp
         run = runs.new(pad=1_000_000, folder=str(folder / "run"))
         assert run.once().code == 1
         assert run.num_batches == 0
-        assert "GiB of free space" in runs.nursery.said()
+        assert "of free space, and one checkpoint" in runs.nursery.said()
     count(trials=1)
 
 

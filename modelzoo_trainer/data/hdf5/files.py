@@ -386,9 +386,9 @@ class FolderState:
             try:
                 names = sorted(_names(folder))
             except OSError as error:
-                raise self._changed(folder, f"cannot be listed any more ({error.strerror})") from (
-                    error
-                )
+                raise self._changed(
+                    folder, f"cannot be listed any more ({reason_of(error)})"
+                ) from (error)
             for name in names:
                 path = os.path.join(folder, name)
                 before = known.pop(path, None)

@@ -25,7 +25,7 @@ from modelzoo_trainer.data.hugging_face.encoding import CHUNK, Encoding
 from modelzoo_trainer.data.hugging_face.source import OWNER, unreadable
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.data.token_cache import damage_of, write_tokens
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, folder_reason
 from modelzoo_trainer.token_rows.interface import Stats
 
 log = logging.getLogger("modelzoo_trainer.data.hugging_face")
@@ -264,8 +264,8 @@ def _locked(path: Path) -> Iterator[None]:
         file = path.with_name(f"{path.name}.lock").open("w")
     except OSError as error:
         raise ConfigError(
-            f"{OWNER}.cache_dir: {str(path.parent)!r} cannot be written ({error.strerror}). Set "
-            f"cache_dir to a writable folder."
+            f"{OWNER}.cache_dir: {str(path.parent)!r} cannot be written "
+            f"({folder_reason(path.parent, error)}). Set cache_dir to a writable folder."
         ) from error
     with file:  # closing it unlocks
         try:
