@@ -12,6 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+from modelzoo_trainer.config.secret_forms import (
+    DIGEST,
+    ISSUED,
+    LINES,
+    OF_AZURE,
+    PRIVATE_KEY,
+    WEBHOOK,
+)
+
 HIDDEN: Final = "***"
 
 
@@ -30,9 +39,11 @@ _WORDS: Final = _words(
     "accesskey accesstoken apikey apikeys authorization authtoken bearer connectionstring connstr "
     "cookie cookies cred credential credentials creds csrftoken jwt passcode passphrase passwd "
     "password passwords privatekey pwd sas secret secretkey secrets sessionid webhook "
-    "webhooks"
+    "webhooks sshpass"
 )
 """Secrets by themselves, as the last part of a key."""
+_AT_THE_END: Final = ("password", "passwd", "passphrase", "apikey", "secretkey", "accesskey")
+"""Say so also at the end of a longer word: `PGPASSWORD`."""
 _PAIRS: Final = frozenset(
     {("connection", "string"), ("conn", "string"), ("conn", "str")}
     | {("sas", last) for last in ("url", "uri")}
@@ -56,7 +67,7 @@ _OF_PASS: Final = _words(
     "admin api auth database db email ftp http login mail mongo mysql pg postgres proxy redis root "
     "server service smtp ssh user"
 )
-_OF_AUTH: Final = _words("api basic docker http https proxy registry smtp")
+_OF_AUTH: Final = _words("api basic docker http https proxy redis rediscli registry smtp")
 _OF_PAT: Final = _words("ado azure bitbucket databricks devops git github gitlab")
 _OF_TEXT: Final = _words(
     "added additional append audio begin blank bos class cls count document drop end eos extra fim "
@@ -93,31 +104,20 @@ _MEMBER: Final = re.compile(  # of a mapping in JSON
     r"(?P<name>\"[\w-]+\"\s*:\s*\")(?P<value>(?:[^\"\\]|\\.)+)(?=\")"
 )
 _HEADER: Final = re.compile(
-    r"(?P<name>\b(?:authorization|api-key)[ \t]*:[ \t]*(?:(?:basic|bearer|token)[ \t]+"
+    r"(?P<name>\b(?:authorization|api-key|cookie|(?:private|job|deploy)-token"
+    r"|x-(?:auth|vault|access|api|amz-security)-token)[ \t]*:[ \t]*(?:(?:basic|bearer|token)[ \t]+"
     r"|(?=[\w.~+/=-]*[0-9])|(?=[\w.~+/=-]{12}))|\bbearer\s+(?=[\w.~+/=-]*[0-9])"
     r"(?=[\w.~+/=-]{12}))[\w.~+/=-]+",
     re.IGNORECASE,
 )
-_BASIC: Final = re.compile(r"(?P<name>\bbasic\s+)(?P<value>[A-Za-z0-9+/]{4,}={0,2})", re.IGNORECASE)
-_WEBHOOK: Final = re.compile(
-    r"(?P<name>https://(?:hooks\.slack\.com/[a-z]+/|(?:\w+\.)?discord(?:app)?\.com/api/webhooks/"
-    r"|[\w-]+\.webhook\.office\.com/|outlook\.office(?:365)?\.com/webhook/"
-    r"|hooks\.zapier\.com/hooks/|api\.telegram\.org/bot(?=[0-9])))[^\s\"']+"
-)
-_PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
-# Forms that those who issue them document.
-_ISSUED: Final = re.compile(
-    r"(?<![\w-])(?:gh[opsur]_[A-Za-z0-9]{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}"
-    r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|hf_[A-Za-z0-9]{30,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}"
-    r"|sk-(?:ant-|proj-|svcacct-)[\w-]{20,}|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"
-    r"|sk-[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{35}|dapi[0-9a-f]{32}"
-    r"|SG\.[\w-]{16,}\.[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)(?![\w-])",
-    re.ASCII,
+_BASIC: Final = re.compile(  # also as Docker saves it
+    r"(?P<name>\bbasic\s+|\"auth\"\s*:\s*\")(?P<value>[A-Za-z0-9+/]{4,}={0,2})", re.IGNORECASE
 )
 _STANDS_FOR: Final = re.compile(
     r"\A\*\*\*\Z|://\*\*\*@|[\w.%~-]=\*\*\*|\b(?:password|passwd|pwd|\w+key|signature)\s*=\s*\*\*\*"
     r"|\"\s*:\s*\"\*\*\*\"|\b(?:bearer|basic)\s+\*\*\*"
-    r"|\b(?:authorization|api-key)[ \t]*:[ \t]*(?:token[ \t]+)?\*\*\*",
+    r"|\b(?:authorization|api-key|cookie|[\w-]+-token)[ \t]*:[ \t]*(?:token[ \t]+)?\*\*\*"
+    r"|\b(?:machine|default)\s(?:[^*]{0,400}\s)?password\s+\*\*\*|\bsshpass\s+-p\s*\*\*\*|:\*\*\*(?=\s|\Z)",
     re.IGNORECASE,
 )
 _STANDS_IN_ADDRESS: Final = re.compile(r"(?:/|/bot)\*\*\*")
@@ -179,7 +179,7 @@ def _is_telling(parts: list[str], value: object) -> bool:
         case "auth":
             is_scheme = isinstance(value, str) and value.lower() in _SCHEMES
             return (not others or before in _OF_AUTH) and not is_scheme
-    return last in _WORDS or (before, last) in _PAIRS
+    return last in _WORDS or last.endswith(_AT_THE_END) or (before, last) in _PAIRS
 
 
 def _is_token(last: str, others: list[str], value: object) -> bool:
@@ -194,7 +194,9 @@ def _is_token(last: str, others: list[str], value: object) -> bool:
 
 
 def _may_be_number(parts: list[str]) -> bool:
-    return parts[-1] in _MAY_BE_NUMBERS and parts[0] not in _FLAGS
+    return (parts[-1] in _MAY_BE_NUMBERS or parts[-1].endswith(_AT_THE_END[:3])) and parts[
+        0
+    ] not in _FLAGS
 
 
 def _is_random(value: object) -> bool:
@@ -229,19 +231,23 @@ def _holds_number(value: object) -> bool:
 
 def hide_in_text(text: str) -> str:
     """Return a text without what has the form of a secret: logins in addresses, issued tokens."""
-    if _PRIVATE_KEY.search(text):
+    if PRIVATE_KEY.search(text):
         return HIDDEN
     if "://" in text:
         text = _LOGIN.sub(_hidden_login, text)
         text = _PARAMETER.sub(_hidden_parameter, text)
-    for form in (_WEBHOOK, _HEADER):
+    for form in (WEBHOOK, _HEADER):
         text = form.sub(lambda found: found["name"] + HIDDEN, text)
     is_several = text.count("=") > 1
     text = (_ASSIGNED_AMONG_OTHERS if is_several else _ASSIGNED).sub(_hidden_assigned, text)
     text = _BASIC.sub(_hidden_basic, text)
     for form in (_VARIABLE, _MEMBER):
         text = form.sub(_hidden_value, text)
-    return _ISSUED.sub(HIDDEN, text)
+    for form in LINES:
+        text = form.sub(_hidden_in_line, text)
+    for form in (ISSUED, OF_AZURE, DIGEST):
+        text = form.sub(HIDDEN, text)
+    return text
 
 
 def _hidden_login(found: re.Match[str]) -> str:
@@ -254,6 +260,10 @@ def _hidden_assigned(found: re.Match[str]) -> str:
     is_quoted = found.string[: found.start()].endswith(";")  # ODBC has {} for quotes
     is_shown = _PLACEHOLDER.fullmatch(found["value"]) and not is_quoted
     return found[0] if is_shown else found["name"] + HIDDEN
+
+
+def _hidden_in_line(found: re.Match[str]) -> str:
+    return found[0] if _PLACEHOLDER.fullmatch(found["value"]) else found["name"] + HIDDEN
 
 
 def _hidden_parameter(found: re.Match[str]) -> str:
@@ -336,8 +346,23 @@ def _quoted(secret: str) -> Iterator[str]:
 
 
 def hide_in_command(words: Iterable[str]) -> list[str]:
-    """Return the words of a command with secrets hidden."""
-    return [_hide_in_word(word) for word in words]
+    """Return the words of a command with secrets hidden.
+
+    Of an option such as `--api-key`, the next word is the value.
+    """
+    found: list[str] = []
+    option = ""
+    for word in words:
+        is_value = bool(option) and not word.startswith("-") and "=" not in option
+        is_secret_value = is_value and _is_option_of_secret(option, word)
+        found.append(HIDDEN if is_secret_value else _hide_in_word(word))
+        option = word if word.startswith("--") else ""
+    return found
+
+
+def _is_option_of_secret(option: str, value: str) -> bool:
+    is_one = _is_named(option.strip("-"), 0 if value.isdecimal() else value)
+    return is_one and not _PLACEHOLDER.fullmatch(value)
 
 
 def _hide_in_word(word: str) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from modelzoo_trainer.config.secrets import hide_in_text
+
 log = logging.getLogger("modelzoo_trainer.logging")
 
 
@@ -18,7 +20,7 @@ class RunLog(logging.FileHandler):
     """Write messages to a file, opened with the first one; recreate its folder if it was removed.
 
     If the file cannot be written, as on a full disk, one warning goes to the other handlers, and
-    further messages are not written.
+    further messages are not written. What has the form of a secret is hidden.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,6 +34,10 @@ class RunLog(logging.FileHandler):
         return open(  # closed by `close`
             self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_opened
         )
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return hide_in_text(super().format(record))
 
     @override
     def emit(self, record: logging.LogRecord) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 
 from modelzoo_trainer import Callback
 from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.report import page as page_module
+from tests.secret_kinds import BODY, IN_TEXTS, KINDS, ORDINARY
 
 TRUE = [
     *("password", "api_key", "apiKey", "hub_token", "hf_token", "auth_token", "access_token"),
@@ -50,10 +58,14 @@ trainer:
 
 
 class Holder(Callback):
-    """A callback with settings."""
+    """A callback with settings, which it logs."""
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
+
+    def on_fit_start(self, trainer, *args, **kwargs) -> None:
+        for value in self.options.get("first", {}).values():
+            trainer.logger.info("with %s", value)
 
 
 def left_behind(folder) -> dict[str, str]:
@@ -94,6 +106,42 @@ def test_a_run_writes_and_says_no_secret_and_leaves_nothing_else_out(
     )
     assert leaks == []
     assert shown == ([] if names is TRUE else list(values))
+
+
+SETTINGS = [*KINDS.values(), *IN_TEXTS.values()]
+LOGGED = """\
+    loggers:
+      - JsonlLogger: {}
+      - MLflowLogger: {tracking_uri: mlflow}
+"""
+
+
+def test_no_secret_by_its_form_is_in_any_file_of_a_run(tmp_path, monkeypatch, count) -> None:
+    with warnings.catch_warnings(action="ignore"):  # of its own imports
+        pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.chdir(tmp_path)
+    options = json.dumps({f"s{number}": text for number, text in enumerate(SETTINGS)})
+    shown = json.dumps({f"o{number}": text for number, text in enumerate(ORDINARY)})
+    file = FILE.format(options=f"first: {options}, ordinary: {shown}")
+    file = file.replace("  fit:\n", LOGGED + "  fit:\n")
+    Path("params.yaml").write_text(file, encoding="utf-8")
+    assert main(["--params", "params.yaml"]) == 0
+    monkeypatch.setattr(page_module, "plotly_js", lambda: "")
+    assert main(["report", "out", "-o", "out/report.html"]) == 0
+    texts = left_behind(tmp_path / "out") | left_behind(tmp_path / "mlflow")
+    assert {"report.html"} <= set(texts)
+    assert any("params" in path for path in left_behind(tmp_path / "mlflow"))
+    secrets = [*KINDS.values(), BODY]
+    leaks = [(path, one) for path, text in texts.items() for one in secrets if one in text]
+    kept = next(text for path, text in texts.items() if path.endswith("params.yaml"))
+    plain = yaml.safe_load(kept)["trainer"]["init"]["callbacks"][0]
+    [own] = plain.values()
+    hidden = [one for one in ORDINARY if one not in own["options"]["ordinary"].values()]
+    count(settings=len(SETTINGS), leaks=len(leaks), wrongly_hidden=len(hidden))
+    assert leaks == []
+    assert hidden == []
 
 
 def test_a_mistake_in_a_file_does_not_show_its_secrets(tmp_path, monkeypatch, capfd, count) -> None:
