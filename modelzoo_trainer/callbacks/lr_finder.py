@@ -25,8 +25,9 @@ from modelzoo_trainer.core.manual_steps import overrides_training_step
 from modelzoo_trainer.core.model import require_loss
 from modelzoo_trainer.devices import Stream
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.attribute_values import has_state
 from modelzoo_trainer.loading.epochs import EpochIterator
-from modelzoo_trainer.loading.hidden_state import changed, has_state, snapshot
+from modelzoo_trainer.loading.hidden_state import changed, snapshot
 from modelzoo_trainer.loading.position import EpochSeeds, Position
 from modelzoo_trainer.loading.source import hidden_state_of
 from modelzoo_trainer.loading.train_data import TrainData

@@ -121,7 +121,17 @@ class SeededDataset(DatasetWrapper, Dataset[Any]):
             return dataset.__getitems__(items)
         if self._seeds_each:
             return [self[item, seed, number, epoch] for number, item in enumerate(items, position)]
+        if observer is not None and observer.is_looking:
+            return self._watched(items, observer)
         return [dataset[item] for item in items]
+
+    def _watched(self, items: Any, observer: DatasetObserver) -> list[Any]:
+        samples = []
+        for number, item in enumerate(items):
+            samples.append(self.dataset[item])
+            if not number and len(items) > 1:
+                observer.look()
+        return samples
 
     def _begin(self, epoch: int) -> None:
         observer = self.observer

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.errors import not_an_end
+from modelzoo_trainer.loading.attribute_values import has_state
 from modelzoo_trainer.loading.batch_seeds import (
     SeededDataset,
     collates_plainly,
@@ -30,7 +31,6 @@ from modelzoo_trainer.loading.dataset_state import (
     warn_of_change,
 )
 from modelzoo_trainer.loading.epochs import last_index
-from modelzoo_trainer.loading.hidden_state import has_state
 from modelzoo_trainer.loading.position import EpochStart, LoaderState
 from modelzoo_trainer.loading.sample_order import Draw, is_sliced
 from modelzoo_trainer.loading.sampler_state import SamplerState
@@ -107,7 +107,7 @@ class PositionedLoader:
         if self._keeps_state:
             self._observer = DatasetObserver({}, stateful=dataset)
         elif draws:
-            self._notes = Notes(is_shared=loader.num_workers > 0)
+            self._notes = Notes(loader.num_workers)
             owners = {"": dataset, COLLATE: loader.collate_fn}
             self._observer = DatasetObserver(owners, notes=self._notes)
         if draws or self._keeps_state or hasattr(dataset, "set_epoch"):
@@ -270,8 +270,10 @@ class PositionedLoader:
             yield batch, number == self.last, number
 
     def _warn_of_change(self, notes: Notes) -> None:
-        self._notes = None
-        if names := notes.read():
+        names = notes.read()
+        if names or notes.is_final:
+            self._notes = None
+        if names:
             warn_of_change(self._given, names, self._name)
 
     def _check_end(self, end: StopIteration, epoch: int) -> None:

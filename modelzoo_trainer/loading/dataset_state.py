@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from modelzoo_trainer.loading.hidden_state import changed, snapshot
+from modelzoo_trainer.loading.hidden_state import OF_LOADING, Snapshot, changed, snapshot
 
 log = logging.getLogger("modelzoo_trainer.data")
 
 COLLATE: Final = "collate_fn"
 """What paths of the attributes of a collate function begin with."""
+NUM_LOOKS: Final = 2
+"""Batches of each process after which a dataset is compared with what it was."""
 _NUM_BYTES: Final = 200
 _MOST_WAITING: Final = 64  # batches of one worker while another has none (it has ended)
 
@@ -69,7 +71,8 @@ class DatasetObserver:
         owners: Objects that may change, by name: the dataset and the collate function.
         stateful: The dataset, or an iterator over it, with `state_dict` and `load_state_dict`;
             the state is returned with each batch. None = neither has them.
-        notes: Receives the names of attributes changed by the first batch; None = not checked.
+        notes: Receives the names of attributes that the first two batches change; None = not
+            checked.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class DatasetObserver:
         self.is_looking = False
         self._owners = owners
         self._notes = notes
-        self._before: dict[str, tuple[int, bool]] = {}
+        self._before: Snapshot = {}
+        self._names: dict[str, None] = {}
+        self._num_batches = 0
 
     def begin(self) -> None:
         """Find the worker id and take a snapshot of the dataset before its first batch."""
@@ -95,15 +100,29 @@ class DatasetObserver:
         if info is not None:  # hidden by a `ShardedStream` in later epochs
             self.worker = info.id
         if self._notes is not None:
-            self._before = snapshot(self._owners)
+            self._before = snapshot(self._owners, OF_LOADING)
+            self._names, self._num_batches = {}, 0
             self.is_looking = True
 
+    def look(self) -> None:
+        """Compare the dataset with its latest snapshot.
+
+        Called after the first sample, if samples are loaded one by one, and after each of the first
+        two batches: what was made for the first sample, such as an open file, does not change
+        after others, but state does.
+        """
+        after = snapshot(self._owners, OF_LOADING)
+        self._names |= dict.fromkeys(changed(self._before, after))
+        self._before = after
+
     def end(self) -> None:
-        """Compare the dataset with its snapshot after the first batch."""
-        self.is_looking = False
-        notes, self._notes = self._notes, None
-        if notes is not None and (names := changed(self._before, snapshot(self._owners))):
-            notes.write(", ".join(names))
+        """Look at the dataset after a batch; note the names of what has changed."""
+        self._num_batches += 1
+        self.look()
+        if self._names and self._notes is not None:
+            self._notes.write(", ".join(self._names))
+        if self._names or self._num_batches == NUM_LOOKS:
+            self.is_looking, self._before = False, {}
 
     def restore(self) -> bool:
         """Restore this worker's state of the dataset, once; return whether there was one."""
@@ -178,12 +197,19 @@ class Notes:
     """A short text in shared memory, written by workers.
 
     Args:
-        is_shared: Whether there are workers.
+        num_workers: The loader's.
     """
 
-    def __init__(self, *, is_shared: bool) -> None:
+    def __init__(self, num_workers: int) -> None:
         memory: Tensor = torch.zeros(_NUM_BYTES, dtype=torch.uint8)
-        self._memory = shared(memory) if is_shared else memory
+        self._memory = shared(memory) if num_workers else memory
+        self._num_left = NUM_LOOKS * max(1, num_workers)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing is written any more, asked for each batch that is received."""
+        self._num_left -= 1
+        return self._num_left <= 0
 
     def write(self, text: str) -> None:
         """Write a text, truncated to fit."""

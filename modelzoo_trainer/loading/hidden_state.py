@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-import pickle
-import random
+import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import date, timedelta
 from enum import Enum
+from functools import partial
 from io import IOBase
 from numbers import Number
 from pathlib import PurePath
@@ -23,18 +24,42 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.data import DataLoader, Dataset
 
+from modelzoo_trainer.loading.attribute_values import (
+    GENERATORS,
+    NONE,
+    NOTHING,
+    decoded,
+    digest_of,
+    encoded,
+    has_state,
+    is_state,
+    same,
+)
+
 _SCALARS: Final = (bool, int, float, str, bytes, type(None), np.number, np.bool_)
 _FIXED: Final = (Enum, PurePath, date, timedelta, np.random.SeedSequence)
 """Compared, but not saved."""
 _ATOMS: Final = (*_SCALARS, *_FIXED, Number, np.generic)
-_GENERATORS: Final = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 _CODE: Final = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 _LEFT_OUT: Final = (Module, DataLoader, IOBase, logging.Logger, logging.Handler, *_CODE)
+_CLOSURES: Final = (FunctionType, MethodType)
 _OURS: Final = frozenset({"modelzoo_trainer", "backends"})
+_READERS: Final = frozenset(
+    [
+        *("PIL", "duckdb", "fsspec", "gzip", "h5py", "lmdb", "netCDF4", "pandas", "polars"),
+        *("pyarrow", "rasterio", "sqlite3", "tables", "tarfile", "tifffile", "xarray", "zarr"),
+        *("zipfile", "asyncio", "concurrent", "multiprocessing", "queue", "threading"),
+    ]
+)
+"""Packages whose objects change while data are read, without effect on what is read."""
+_PASSED: Final = _OURS | _READERS
+_STANDARD: Final = frozenset({*sys.stdlib_module_names, "numpy", "torch"}) - {"__main__"}
+"""Packages whose classes have constants, but no state."""
+_OF_CLASS: Final = (*_ATOMS, *GENERATORS, *_CONTAINERS, np.ndarray, Tensor)
+"""Attributes of a class that an object may change, or replace by its own."""
 _HARMLESS: Final = frozenset({"deprecation_warnings"})
 """Attributes without effect on samples. Tokenizers of transformers: which warnings were given."""
-_TAG: Final = "hidden_state"
 
 
 class Limits(NamedTuple):
@@ -44,22 +69,23 @@ class Limits(NamedTuple):
         num_bytes: Size of an array; a container may have an eighth as many items.
         num_values: Total number of values to visit.
         enters_data: Whether to visit the attributes of datasets.
+        only_compares: Whether values are only compared within this process: also large ones, and
+            what functions keep in closures.
     """
 
     num_bytes: int
     num_values: int
     enters_data: bool
+    only_compares: bool = False
 
 
 OF_SAMPLERS: Final = Limits(1 << 26, 10_000, enters_data=False)
 OF_DATA: Final = Limits(1 << 16, 4_000, enters_data=True)
+OF_LOADING: Final = OF_DATA._replace(only_compares=True)
 
 
 class _Alias(str):
     """The path at which the same object was found before."""
-
-
-_NOTHING: Final = object()
 
 
 class Found(NamedTuple):
@@ -69,19 +95,30 @@ class Found(NamedTuple):
         path: Where it is, as a Python expression.
         value: The value.
         put: Replaces the value; None = it cannot be replaced.
+        within: The paths of the objects around it, outermost first.
     """
 
     path: str
     value: Any
     put: Callable[[Any], None] | None
+    within: tuple[str, ...] = ()
 
 
-def has_state(owner: Any) -> bool:
-    """Return whether an object has `state_dict` and `load_state_dict`."""
-    kind = type(owner)  # instances may have `__getattr__`
-    return callable(getattr(kind, "state_dict", None)) and callable(
-        getattr(kind, "load_state_dict", None)
-    )
+class Seen(NamedTuple):
+    """What is kept of a value to compare it later.
+
+    Args:
+        digest: Of the value.
+        is_generator: Whether it is a random generator.
+        within: See `Found`.
+    """
+
+    digest: int
+    is_generator: bool
+    within: tuple[str, ...]
+
+
+Snapshot = Mapping[str, Seen]
 
 
 class HiddenState:
@@ -103,12 +140,12 @@ class HiddenState:
         self.owners = owners
         self._limits = limits
         self._known = known
-        self._unsaved: list[str] = []
+        self.unsaved: list[str] = []
+        """Values that the latest `save` could not save."""
         self._is_told = False
-        self._first = {
-            found.path: (_digest(found.value), _encoded(found.value) if found.put else None)
-            for found in self._search()
-        }
+        found = list(self._search())
+        self._before = {one.path: _seen(one) for one in found}
+        self._first = {one.path: encoded(one.value) if one.put else None for one in found}
 
     def _search(self) -> Iterator[Found]:
         return found_in(self.owners, self._limits, self._known)
@@ -119,16 +156,17 @@ class HiddenState:
         is_moved = False
         for found in self._search():
             is_new = self._is_new(found)
-            if found.put is not None and (is_new or _is_state(found.value)):
-                saved[found.path] = _encoded(found.value)
-            if is_new and saved.get(found.path, _NOTHING) is _NOTHING:
+            if found.put is not None and (is_new or is_state(found.value)):
+                saved[found.path] = encoded(found.value)
+            if is_new and saved.get(found.path, NOTHING) is NOTHING:
                 unsaved.append(found.path)
                 is_moved = is_moved or isinstance(found.value, _Alias)
-        self._unsaved = unsaved
-        return {} if is_moved else {path: one for path, one in saved.items() if one is not _NOTHING}
+        self.unsaved = unsaved
+        return {} if is_moved else {path: one for path, one in saved.items() if one is not NOTHING}
 
     def _is_new(self, found: Found) -> bool:
-        return _digest(found.value) != self._first.get(found.path, (None,))[0]
+        known = self._before.get(found.path)
+        return known is None or digest_of(found.value) != known.digest
 
     def load(self, state: Mapping[str, Any]) -> list[str]:
         """Restore the result of `save`; return the names of values that no longer exist.
@@ -140,19 +178,31 @@ class HiddenState:
             if found.put is None:
                 continue
             if found.path in left:
-                found.put(_decoded(left.pop(found.path), found.value))
+                found.put(decoded(left.pop(found.path), found.value))
             elif found.path in self._first and self._is_new(found):
-                first = self._first[found.path][1]
-                if first is not _NOTHING:
-                    found.put(_decoded(first, found.value))
+                first = self._first[found.path]
+                if first is not NOTHING:
+                    found.put(decoded(first, found.value))
         return list(left)
 
     def newly_unsaved(self) -> list[str]:
         """Return the names of values that `save` cannot save, the first time that there are any."""
-        if self._is_told or not self._unsaved:
+        if self._is_told or not self.unsaved:
             return []
         self._is_told = True
-        return self._unsaved
+        return self.unsaved
+
+    def newly_lost(self) -> list[str]:
+        """Return likewise what has changed by now, except attributes that were only made."""
+        names = set(changed(self._before, {one.path: _seen(one) for one in self._search()}))
+        self.save()
+        self.unsaved = [name for name in self.unsaved if name in names]
+        return self.newly_unsaved()
+
+    def differing(self, state: Mapping[str, Any]) -> list[str]:
+        """Return the names of saved values that are missing now, or others."""
+        present = {found.path: encoded(found.value) for found in self._search()}
+        return [path for path, saved in state.items() if not same(saved, present.get(path))]
 
     def iterators(self) -> list[str]:
         """Return the names of iterators, whose position cannot be saved."""
@@ -169,30 +219,47 @@ class HiddenState:
         return copy.deepcopy(owner, {id(one): one for one in shared})
 
 
-def snapshot(owners: Mapping[str, Any], limits: Limits = OF_DATA) -> dict[str, tuple[int, bool]]:
-    """Return, by path, the digest of each value in attributes, and whether it is a generator."""
-    return {
-        found.path: (_digest(found.value), isinstance(found.value, _GENERATORS))
-        for found in found_in(owners, limits)
-    }
+def snapshot(owners: Mapping[str, Any], limits: Limits = OF_DATA) -> Snapshot:
+    """Return, by path, what to compare the values in attributes with later."""
+    return {found.path: _seen(found) for found in found_in(owners, limits)}
 
 
-def changed(
-    before: Mapping[str, tuple[int, bool]], after: Mapping[str, tuple[int, bool]]
-) -> list[str]:
+def _seen(found: Found) -> Seen:
+    return Seen(digest_of(found.value), isinstance(found.value, GENERATORS), found.within)
+
+
+def changed(before: Snapshot, after: Snapshot) -> list[str]:
     """Return the paths whose value has changed.
 
-    A value that was None or missing before does not count as changed, unless it is a random
-    generator.
+    An attribute that was None or missing before has been made, such as an open file, which is not
+    a change, unless it is a random generator; if it is state, it changes again later. A container
+    that was empty has changed.
     """
-    nothing = _digest(None)
-    names = []
-    for path, (digest, is_generator) in after.items():
-        was = before.get(path, (nothing, False))[0]
-        is_made = was == nothing and not is_generator
-        if digest != was and not is_made:
-            names.append(path)
-    return names
+    names: dict[str, None] = {}
+    for path, seen in after.items():
+        if path in before:
+            is_changed = seen.digest != before[path].digest
+            is_made = before[path].digest == NONE
+        else:
+            is_changed = True
+            is_made = _is_made(seen, before)
+        if is_changed and (seen.is_generator or not is_made):
+            names[path] = None
+    gone = [seen for path, seen in before.items() if path not in after]
+    names |= {path: None for seen in gone for path in seen.within if path in after}
+    return [path for path in names if not any(map(names.__contains__, _lengths(path, after)))]
+
+
+def _lengths(path: str, after: Snapshot) -> list[str]:
+    """Return the paths of the lengths of the containers around a value."""
+    lengths = [f"len({around})" for around in after[path].within]
+    return [length for length in lengths if length != path]
+
+
+def _is_made(seen: Seen, before: Snapshot) -> bool:
+    """Return whether a new value is within an attribute that was None or missing before."""
+    around = next((path for path in reversed(seen.within) if path in before), None)
+    return around is None or before[around].digest == NONE
 
 
 # ---- the search
@@ -230,19 +297,27 @@ def found_in(
         if _is_leaf(value, limits) and not is_own_iterator:
             yield place._replace(put=None) if isinstance(value, (Iterator, *_FIXED)) else place
         elif not _is_left_out(value, limits):
-            waiting.extend(_parts(place, limits))
+            within = (*place.within, place.path)
+            waiting.extend(part._replace(within=within) for part in _parts(place, limits))
         elif left_out is not None:
             left_out.append(value)
 
 
 def _is_left_out(value: Any, limits: Limits) -> bool:
+    if limits.only_compares and isinstance(value, _CLOSURES):
+        return False
     is_data = isinstance(value, Dataset) and not limits.enters_data
-    is_ours = type(value).__module__.partition(".")[0] in _OURS
-    return is_data or is_ours or isinstance(value, _LEFT_OUT)
+    is_known = type(value).__module__.partition(".")[0] in _PASSED
+    return is_data or is_known or isinstance(value, _LEFT_OUT)
 
 
 def _parts(place: Found, limits: Limits) -> Iterator[Found]:
     value = place.value
+    if limits.only_compares:
+        mark = mark_of(value, limits.num_bytes // 64)
+        if mark is not None:
+            yield Found(f"content of {place.path}", mark, None)
+        yield from kept_by_code(place.path, value)
     if not isinstance(value, _CONTAINERS):
         yield from _attributes(place.path, value)
         return
@@ -263,7 +338,7 @@ def _is_leaf(value: Any, limits: Limits) -> bool:
         return value.dtype.kind in "biufc" and value.nbytes <= limits.num_bytes
     if isinstance(value, _CONTAINERS):
         return len(value) <= limits.num_bytes // 8 and _holds_scalars(value)
-    return isinstance(value, (*_ATOMS, *_GENERATORS, Iterator)) or has_state(value)
+    return isinstance(value, (*_ATOMS, *GENERATORS, Iterator)) or has_state(value)
 
 
 def _holds_scalars(container: Any) -> bool:
@@ -290,18 +365,21 @@ def _attributes(path: str, owner: Any) -> Iterator[Found]:
     for kind in type(owner).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else slots
-    for name in names:
+        if kind.__module__.partition(".")[0] not in _STANDARD:
+            names += [name for name, value in kind.__dict__.items() if isinstance(value, _OF_CLASS)]
+    for name in dict.fromkeys(names):
         value = _attribute(owner, name)
-        if not name.startswith("__") and name not in _HARMLESS and value is not _NOTHING:
+        if not name.startswith("__") and name not in _HARMLESS and value is not NOTHING:
             place = f"{path}.{name}" if path else name
             yield Found(place, value, _putter(_setter_of(owner), name))
 
 
 def _attribute(owner: Any, name: str) -> Any:
     try:
-        return getattr(owner, name, _NOTHING)
+        value = getattr(owner, name, NOTHING)
+        return value if value.__class__ else NOTHING  # a dead proxy has none
     except Exception:  # noqa: BLE001  # a user's property may raise anything
-        return _NOTHING
+        return NOTHING
 
 
 def _setter_of(owner: Any) -> Callable[[Any, Any], None]:
@@ -314,158 +392,48 @@ def _putter(put: Callable[[Any, Any], None], key: Any) -> Callable[[Any], None]:
 
 def _in_place(item: Any) -> Callable[[Any], None] | None:
     """Return a no-op, for an item of a tuple that is restored in place."""
-    return _keep if _is_state(item) or isinstance(item, (list, deque)) else None
+    return _keep if is_state(item) or isinstance(item, (list, deque)) else None
 
 
 def _keep(value: Any) -> None:
     """Do nothing: the object's state has been restored in place."""
 
 
-# ---- values
+# ---- what is only compared
 
 
-def _is_state(value: Any) -> bool:
-    """Return whether a value is always saved, because users do not set it directly."""
-    return isinstance(value, _GENERATORS) or has_state(value)
+def mark_of(value: Any, num_items: int) -> int | None:
+    """Return a number that changes with a value too large to be compared; None = not known.
 
-
-def _digest(value: Any) -> int:
-    try:
-        return zlib.crc32(pickle.dumps(_plain(value), protocol=5))
-    except Exception:  # noqa: BLE001  # a user's class may raise anything
-        return 0
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy()
+    Args:
+        value: An array, a tensor or a container.
+        num_items: Items of a container that are visited anyway.
+    """
     if isinstance(value, Tensor):
-        return value.detach().numpy() if value.dtype is not torch.bfloat16 else value.tolist()
-    if isinstance(value, Iterator):
-        return None
-    return value.state_dict() if has_state(value) else value
+        return None if value.is_inference() else value._version
+    if type(value) is np.ndarray:
+        is_small = value.flags.c_contiguous and value.nbytes <= _MOST_BYTES
+        return zlib.crc32(value.tobytes()) if is_small else None  # of objects: their addresses
+    if isinstance(value, _CONTAINERS) and num_items < len(value) <= _MOST_IDS:
+        items = value.values() if isinstance(value, dict) else value
+        return hash(tuple(map(id, items)))
+    return None
 
 
-def _encoded(value: Any) -> Any:
-    """Convert a value for a checkpoint; `_NOTHING` if that is not possible."""
-    try:
-        return _copied(value)
-    except Exception:  # noqa: BLE001  # a user's class may raise anything
-        return _NOTHING
+def kept_by_code(path: str, value: Any) -> Iterator[Found]:
+    """Yield what a function, a method or a partial function keeps between calls."""
+    if isinstance(value, MethodType):
+        yield Found(f"{path}.__self__", value.__self__, None)
+    if isinstance(value, partial):
+        yield Found(f"{path}.func", value.func, None)
+        yield Found(f"{path}.args", value.args, None)
+        yield Found(f"{path}.keywords", value.keywords, None)
+    if isinstance(value, FunctionType):
+        names, cells = value.__code__.co_freevars, value.__closure__ or ()
+        for name, cell in zip(names, cells, strict=True):
+            with suppress(ValueError):  # it is empty
+                yield Found(f"{path}.{name}", cell.cell_contents, None)
 
 
-def _copied(value: Any) -> Any:
-    for kinds, copied in _COPY:
-        if isinstance(value, kinds):
-            return copied(value)
-    for kinds, state_of in _STATE_OF:
-        if isinstance(value, kinds):
-            return {_TAG: state_of(value), "kind": _kind(value)}
-    if has_state(value):
-        return {_TAG: copy.deepcopy(value.state_dict()), "kind": _kind(value)}
-    return _NOTHING
-
-
-def _kind(value: Any) -> str:
-    return "torch.Generator" if isinstance(value, torch.Generator) else type(value).__name__
-
-
-def _python_state(generator: random.Random) -> Any:
-    version, numbers, gauss = generator.getstate()
-    return [version, np.array(numbers, dtype=np.int64), gauss]
-
-
-def _as_array(numbers: list[Any]) -> Any:
-    """Convert a long list of integers to an array; copy others."""
-    if len(numbers) > _LONG and all(type(item) is int for item in numbers):
-        try:
-            return np.array(numbers, dtype=np.int64)
-        except OverflowError:
-            pass
-    return list(numbers)
-
-
-def _decoded(saved: Any, present: Any) -> Any:
-    """Invert `_encoded`; mutable objects are restored in place."""
-    is_tagged = isinstance(saved, dict) and saved.keys() == {_TAG, "kind"}
-    state = copy.deepcopy(saved[_TAG] if is_tagged else saved)
-    if is_tagged and _kind(present) != saved["kind"] and saved["kind"] in _MAKE:
-        present = _MAKE[saved["kind"]]()
-    for kinds, restore in _RESTORE:
-        if isinstance(present, kinds):
-            restore(present, state)
-            return present
-    if isinstance(present, (frozenset, tuple)):
-        return type(present)(state)
-    if isinstance(present, np.ndarray) and present.flags.writeable and _fits(state, present):
-        present[...] = state
-        return present
-    if isinstance(present, Tensor) and _fits(state, present):
-        present.detach().copy_(torch.as_tensor(state))
-        return present
-    if is_tagged and has_state(present):
-        present.load_state_dict(state)
-        return present
-    return state
-
-
-def _fits(state: Any, present: Any) -> bool:
-    return bool(getattr(state, "shape", None) == present.shape)
-
-
-def _restore_python(generator: random.Random, state: Any) -> None:
-    version, numbers, gauss = state
-    generator.setstate((int(version), tuple(int(number) for number in numbers), gauss))
-
-
-def _restore_numpy(generator: np.random.Generator, state: Any) -> None:
-    generator.bit_generator.state = state
-
-
-def _restore_list(target: list[Any], state: Any) -> None:
-    target[:] = state.tolist() if isinstance(state, np.ndarray) else state
-
-
-def _refill(target: Any, state: Any) -> None:
-    target.clear()
-    (target.extend if isinstance(target, deque) else target.update)(state)
-
-
-_LONG: Final = 64
-_MAKE: Final[dict[str, Callable[[], Any]]] = {
-    "Random": random.Random,
-    "RandomState": np.random.RandomState,
-    "Generator": lambda: np.random.default_rng(),
-    "torch.Generator": torch.Generator,
-    "list": list,
-    "dict": dict,
-    "set": set,
-    "frozenset": frozenset,
-    "tuple": tuple,
-    "deque": deque,
-}
-_COPY: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
-    (Tensor, lambda value: value.detach().clone()),
-    (np.ndarray, np.copy),
-    ((np.number, np.bool_), lambda value: value.item()),
-    (str, str),
-    (bytes, bytes),
-    ((bool, int, float, type(None)), lambda value: value),
-)
-_STATE_OF: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
-    (random.Random, _python_state),
-    (np.random.RandomState, lambda value: copy.deepcopy(value.get_state(legacy=False))),
-    (np.random.Generator, lambda value: copy.deepcopy(value.bit_generator.state)),
-    (torch.Generator, lambda value: value.get_state()),
-    (list, _as_array),
-    (dict, dict),
-    ((set, frozenset, deque, tuple), list),
-)
-_RESTORE: Final[tuple[tuple[Any, Callable[[Any, Any], None]], ...]] = (
-    (random.Random, _restore_python),
-    (np.random.RandomState, lambda generator, state: generator.set_state(state)),
-    (np.random.Generator, _restore_numpy),
-    (torch.Generator, lambda generator, state: generator.set_state(state)),
-    (list, _restore_list),
-    ((deque, set, dict), _refill),
-)
+_MOST_BYTES: Final = 1 << 24  # of an array, about 10 ms
+_MOST_IDS: Final = 1 << 17  # of a container, about 10 ms

@@ -42,7 +42,7 @@ class SamplerState:
         self._name = name
         self._hidden = HiddenState(self._owners, OF_SAMPLERS, (loader.dataset,))
         self._state: dict[str, Any] = {}
-        self._is_checked = False
+        self._is_checked = self._has_looked = False
         self._checksum = 0
         self._first_kept = 0
         self._checksums: dict[int, int] = {}
@@ -60,15 +60,23 @@ class SamplerState:
         if "sampler" in saved:
             self._warn_of_missing(self._hidden.load(saved["sampler"]))
             set_epoch_of(self._loader, start.epoch)  # loading the state may have reset it
-        self._state = self._hidden.save()
-        if names := self._hidden.newly_unsaved():
-            self._warn(f"changes attributes that cannot be saved ({', '.join(names)})")
+        self._warn_of_unsaved(saved.get("unsaved", []))
+        self._state = self._saved_now()
+        self._warn_of_unsaved(self._hidden.newly_unsaved())
         self._checksum, self._checksums, self._first_kept = 0, {}, num_skipped
         order = saved.get("order")
         self._saved = None if order is None else (order["num_draws"], order["checksum"])
         if not self._is_checked:
             self._is_checked = True
             self._check(start)
+
+    def _saved_now(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"sampler": self._hidden.save()}
+        return found | {"unsaved": self._hidden.unsaved} if self._hidden.unsaved else found
+
+    def _warn_of_unsaved(self, names: list[str]) -> None:
+        if names:
+            self._warn(f"changes attributes that cannot be saved ({', '.join(names)})")
 
     def _check(self, start: EpochStart) -> None:
         """Warn about state that cannot be saved, and draw the expected indices from a copy."""
@@ -91,10 +99,13 @@ class SamplerState:
         checksum = 0
         for draw in islice(copied_draws, _NUM_COMPARED):
             checksum = self._expected[draw.number + 1] = _added(checksum, draw.items)
-        self._hidden.load(self._state)  # restore state shared with the copy
+        self._hidden.load(self._state["sampler"])  # restore state shared with the copy
 
     def watch(self, number: int, items: Any) -> None:
         """Compare a draw with the expected one, and update the checksum."""
+        if not self._has_looked:
+            self._has_looked = True
+            self._warn_of_unsaved(self._hidden.newly_lost())
         checksum = self._checksum = _added(self._checksum, items)
         if number + 1 >= self._first_kept:
             self._checksums[number + 1] = checksum
@@ -131,8 +142,7 @@ class SamplerState:
 
     def state(self, num_draws: int | None) -> dict[str, Any]:
         """Return the checkpoint state after `num_draws` draws; None = after a whole epoch."""
-        state = self._hidden.save() if num_draws is None else self._state
-        found: dict[str, Any] = {"sampler": state}
+        found = self._saved_now() if num_draws is None else dict(self._state)
         if num_draws in self._checksums:
             found["order"] = {"num_draws": num_draws, "checksum": self._checksums[num_draws]}
         return found

@@ -63,8 +63,11 @@ class Source:
         self._iterator: Iterator[Any] | None = None
         self._checksums = Checksums()
         self._hidden: HiddenState | None = None
-        self._attributes: dict[str, Any] = {}
+        self._attributes: LoaderState = {}
+        self._missing: dict[str, Any] = {}
+        """Attributes of a checkpoint that do not exist yet."""
         self._is_begun = False
+        self._has_looked = False
 
     def begin(self, start: EpochStart) -> NumberedBatches:
         """Return an iterator over the numbers and batches of an epoch."""
@@ -105,19 +108,40 @@ class Source:
         hidden = self._hidden
         if hidden is None:
             return
+        self._has_looked = False
         if "attributes" in saved:
-            hidden.load(saved["attributes"])
+            left = hidden.load(saved["attributes"])
+            self._missing = {path: saved["attributes"][path] for path in left}
             set_epoch_of(self.loader, epoch)  # restoring may have reset it
-        self._attributes = hidden.save()
+        if names := saved.get("unsaved"):
+            self._warn_of_attributes("The", "had", names)
+        self._attributes = hidden_states(hidden)
         if names := hidden.newly_unsaved():
-            log.warning(
-                "A resumed run may differ: %s (%s) changes attributes that cannot be saved in "
-                "checkpoints (%s), and batches may depend on them. Implement state_dict() and "
-                "load_state_dict() in the loader.",
-                self.name,
-                type(self.loader).__name__,
-                ", ".join(names),
-            )
+            self._warn_of_attributes("A", "changes", names)
+
+    def look(self) -> None:
+        """Look at the attributes after the first batch: at what is lost on resume, or was lost."""
+        self._has_looked = True
+        hidden = self._hidden
+        if hidden is None:
+            return
+        if self._missing and (names := hidden.differing(self._missing)):
+            self._warn_of_attributes("The", "had", names)
+        self._missing = {}
+        if names := hidden.newly_lost():
+            self._warn_of_attributes("From the second epoch on, a", "changes", names)
+
+    def _warn_of_attributes(self, which: str, does: str, names: list[str]) -> None:
+        log.warning(
+            "%s resumed run may differ: %s (%s) %s attributes that cannot be saved in checkpoints "
+            "(%s), and batches may depend on them. Implement state_dict() and load_state_dict() in "
+            "the loader.",
+            which,
+            self.name,
+            type(self.loader).__name__,
+            does,
+            ", ".join(names),
+        )
 
     def warn_of_iterators(self) -> None:
         """Warn about iterators kept between epochs."""
@@ -159,16 +183,21 @@ class Source:
                 error.add_note(place_of(self.name, start.epoch, number))
                 raise
             self.latest = (batch,)
+            if not self._has_looked:
+                self.look()
             if start.needs_state:
-                self.note(number + 1)
-            if start.needs_state and self._checksums.add(number + 1, batch):
-                self.warn_of_other_batches()
+                self._keep_state(number + 1, batch)
             if number < start.batch_idx:
                 continue
             if number in start.skipped:
                 log_skipped(start.epoch, number)
                 continue
             yield number, batch
+
+    def _keep_state(self, num: int, batch: Batch) -> None:
+        self.note(num)
+        if self._checksums.add(num, batch):
+            self.warn_of_other_batches()
 
     def warn_of_other_batches(self) -> None:
         """Warn that reloaded batches differ from those before the checkpoint."""
@@ -188,7 +217,7 @@ class Source:
         """Return the checkpoint state after `position` batches; None = after a whole epoch."""
         found: LoaderState = self._checksums.state(position)
         if self._hidden is not None:
-            found["attributes"] = self._hidden.save() if position is None else self._attributes
+            found |= hidden_states(self._hidden) if position is None else self._attributes
         return found or None
 
     def forget_before(self, position: int) -> None:
@@ -214,6 +243,12 @@ def hidden_state_of(loader: Any) -> HiddenState | None:
         names.append("dataset")  # workers have their own copies
     owners = {name: getattr(loader, name) for name in names if getattr(loader, name) is not None}
     return HiddenState(owners, OF_DATA if "dataset" in owners else OF_SAMPLERS)
+
+
+def hidden_states(hidden: HiddenState) -> LoaderState:
+    """Return the checkpoint state of attributes, and the names of those that cannot be saved."""
+    found: LoaderState = {"attributes": hidden.save()}
+    return found | {"unsaved": hidden.unsaved} if hidden.unsaved else found
 
 
 class Checksums:

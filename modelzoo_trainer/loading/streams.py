@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch
 from modelzoo_trainer.data.sharded_stream import ShardedStream
+from modelzoo_trainer.loading.attribute_values import has_state
 from modelzoo_trainer.loading.batch_seeds import DatasetWrapper, mixed, seed_generators, spread
 from modelzoo_trainer.loading.dataloader import (
     is_plain,
@@ -32,10 +33,16 @@ from modelzoo_trainer.loading.dataset_state import (
     shared,
     warn_of_change,
 )
-from modelzoo_trainer.loading.hidden_state import OF_DATA, HiddenState, has_state
+from modelzoo_trainer.loading.hidden_state import OF_DATA, HiddenState
 from modelzoo_trainer.loading.position import EpochStart, LoaderState
 from modelzoo_trainer.loading.sharding import ShardedBatch, ShardInfo, Split
-from modelzoo_trainer.loading.source import NumberedBatches, Source, log_skipped, place_of
+from modelzoo_trainer.loading.source import (
+    NumberedBatches,
+    Source,
+    hidden_states,
+    log_skipped,
+    place_of,
+)
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 log = logging.getLogger("modelzoo_trainer.data")
@@ -153,6 +160,8 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
             num = 0
             for sample in islice(given, self._size):
                 num += 1
+                if num == 1 and self.observer.is_looking:
+                    self.observer.look()
                 yield sample
             if num < self._size:
                 return
@@ -218,7 +227,7 @@ class StreamSource(Source):
             if not has_workers:
                 self._hidden = HiddenState({"dataset": dataset}, OF_DATA)
             elif loader.persistent_workers:  # else each epoch's workers get new copies
-                self._notes = Notes(is_shared=True)
+                self._notes = Notes(loader.num_workers)
         self._observer = DatasetObserver({"dataset": dataset}, notes=self._notes)
         self._stream = SeededStream(
             loader, split or Split(), self._observer, keeps_state=not self._shuffles
@@ -324,8 +333,8 @@ class StreamSource(Source):
                 raise
             self.latest = (loaded.batch,)
             self._num_received = number + 1
-            if self._notes is not None:
-                self._warn_of_change(self._notes)
+            if not self._has_looked:
+                self.look()
             if start.needs_state:
                 self._note(number + 1, loaded)
             if number < start.batch_idx:
@@ -350,10 +359,18 @@ class StreamSource(Source):
         sizes = split.sizes(loaded.num_samples)
         return ShardedBatch(loaded.batch, ShardInfo(sizes, is_padding=not sizes[split.index]))
 
-    def _warn_of_change(self, notes: Notes) -> None:
-        self._notes = None
-        if names := notes.read():
+    @override
+    def look(self) -> None:
+        super().look()
+        notes = self._notes
+        if notes is None:
+            return
+        names = notes.read()
+        if names or notes.is_final:
+            self._notes = None
+        if names:
             warn_of_change(self.loader, names, self.name)
+        self._has_looked = self._notes is None
 
     @property
     def _keeps_workers(self) -> bool:
@@ -373,7 +390,7 @@ class StreamSource(Source):
             elif has_state(self.loader.dataset) and self._keeps_workers:
                 found["rounds"] = self._rounds.at_end() | {"is_cut": not self._is_over}
         if self._hidden is not None:
-            found["attributes"] = self._hidden.save() if position is None else self._attributes
+            found |= hidden_states(self._hidden) if position is None else self._attributes
         return found or None
 
     @override

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import logging
 import random
+import tarfile
+import weakref
+import zipfile
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import datasets
+import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.loading.hidden_state import (
     OF_DATA,
+    OF_LOADING,
     OF_SAMPLERS,
     HiddenState,
     changed,
@@ -285,3 +296,203 @@ def test_what_was_none_is_made_again(made) -> None:
     owner.nothing = made()
     HiddenState({"sampler": other}, OF_SAMPLERS).load(hidden.save())
     assert type(other.nothing) is type(owner.nothing)
+
+
+class Growing:
+    """Keeps something for each number that it is called with."""
+
+    of_class: list[Any] = []  # noqa: RUF012  # that is a case
+    count = 0
+
+    def __init__(self) -> None:
+        self.empty: dict[int, Any] = {}
+        self.long: list[Any] = [None] * 50_000
+        self.room: list[Any] = [None] * 8
+        self.objects = np.empty(8, dtype=object)
+        self.large = np.zeros(1 << 20)
+        self.tensor = torch.zeros(1 << 20)
+        self.made: Any = None
+        self.inner: Any = Inner()
+        kept: list[Any] = []
+        self.closure = lambda item: kept.append(item)
+        self.partial = partial(kept_by, {})
+
+
+def kept_by(known: dict[int, Any], item: tuple[int, str]) -> None:
+    known[item[0]] = item
+
+
+def by_key(owner: Growing, number: int) -> None:
+    owner.empty[number] = number, "a"
+
+
+def to_class(owner: Growing, number: int) -> None:
+    owner.of_class.append((number, "a"))
+
+
+def of_class(owner: Growing, number: int) -> None:
+    owner.count += 1
+
+
+def in_item(name: str) -> Callable[[Growing, int], None]:
+    def grow(owner: Growing, number: int) -> None:
+        getattr(owner, name)[number] = (number, "a") if name != "large" else 1.0
+
+    return grow
+
+
+def in_tensor(owner: Growing, number: int) -> None:
+    owner.tensor[number] = 1.0
+
+
+def in_closure(owner: Growing, number: int) -> None:
+    owner.closure((number, "a"))
+
+
+def in_partial(owner: Growing, number: int) -> None:
+    owner.partial((number, "a"))
+
+
+def replaced(owner: Growing, number: int) -> None:
+    owner.inner = None
+
+
+CHANGES = [
+    *(by_key, to_class, of_class, in_tensor, in_closure, in_partial, replaced),
+    *map(in_item, ("long", "room", "objects", "large")),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_grows_from_nothing_is_seen(monkeypatch, change) -> None:
+    monkeypatch.setattr(Growing, "of_class", [])
+    owner = Growing()
+    before = snapshot({"": owner}, OF_LOADING)
+    assert changed(before, snapshot({"": owner}, OF_LOADING)) == []
+    change(owner, 3)
+    assert len(changed(before, snapshot({"": owner}, OF_LOADING))) == 1
+
+
+@pytest.mark.parametrize("make", [dict, list, lambda: np.zeros(2), Inner, lambda: [Inner()]])
+def test_what_is_made_is_seen_when_it_changes(make) -> None:
+    owner = Growing()
+    first = snapshot({"": owner}, OF_LOADING)
+    owner.made = make()
+    second = snapshot({"": owner}, OF_LOADING)
+    assert changed(first, second) == []
+    if isinstance(owner.made, dict):
+        owner.made[1] = 2, "a"
+    elif isinstance(owner.made, list):
+        owner.made.append(Inner())
+    elif isinstance(owner.made, Inner):
+        owner.made.count += 1
+    else:
+        owner.made[0] = 1
+    assert changed(second, snapshot({"": owner}, OF_LOADING)) != []
+
+
+def zipped(folder: Path) -> Any:
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        for number in range(8):
+            archive.writestr(str(number), b"abc")
+    return zipfile.ZipFile(folder / "a.zip")
+
+
+def tarred(folder: Path) -> Any:
+    (folder / "file").write_bytes(b"abc")
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for number in range(8):
+            archive.add(folder / "file", str(number))
+    return tarfile.open(folder / "a.tar")  # closed with its owner
+
+
+def stored(folder: Path) -> Any:
+    with h5py.File(folder / "a.h5", "w") as file:
+        for number in range(8):
+            file[str(number)] = np.ones(3)
+    return h5py.File(folder / "a.h5")
+
+
+def saved_arrays(folder: Path) -> Any:
+    np.savez(folder / "a.npz", **{str(number): np.ones(3) for number in range(8)})
+    return np.load(folder / "a.npz")
+
+
+READERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any, int], Any]]] = {
+    "zip": (zipped, lambda archive, number: archive.read(str(number))),
+    "tar": (tarred, lambda archive, number: archive.extractfile(str(number)).read()),
+    "hdf5": (stored, lambda file, number: file[str(number)][()]),
+    "npz": (saved_arrays, lambda file, number: file[str(number)]),
+    "pandas": (
+        lambda folder: pd.DataFrame({"a": range(8)}),
+        lambda table, number: (table.a[number], table.loc[number], table[table.a == number]),
+    ),
+    "datasets": (
+        lambda folder: datasets.Dataset.from_dict({"a": range(8)}).with_format("torch"),
+        lambda table, number: table[number],
+    ),
+    "threads": (lambda folder: ThreadPoolExecutor(1), lambda pool, number: pool.submit(abs, 1)),
+    "proxy": (lambda folder: weakref.proxy(Raising()), lambda proxy, number: None),
+}
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_read_is_not_taken_for_state(tmp_path, name, is_lazy) -> None:
+    make, read = READERS[name]
+    owner = Growing()
+    owner.made = None if is_lazy else make(tmp_path)
+    seen = [snapshot({"": owner}, OF_LOADING)]
+    for number in range(4):
+        if owner.made is None:
+            owner.made = make(tmp_path)
+        read(owner.made, number)
+        seen.append(snapshot({"": owner}, OF_LOADING))
+    assert [changed(*pair) for pair in pairwise(seen)] == [[]] * 4
+    if name == "tar":
+        owner.made.close()
+
+
+class Remembering:
+    """Counts from a number of its class, and keeps what cannot be saved."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Any] = {}
+        self.made: Any = None
+
+    def change(self) -> None:
+        self.count += 1
+        self.kept[self.count] = self.count, "a"
+
+
+def test_a_number_of_the_class_is_restored() -> None:
+    owner, other = Remembering(), Remembering()
+    hidden, restored = (HiddenState({"it": one}, OF_DATA) for one in (owner, other))
+    owner.change()
+    assert restored.load(hidden.save()) == ["it.kept[1][0]", "it.kept[1][1]"] or other.count == 1
+    assert other.count == 1
+
+
+def test_what_grows_and_cannot_be_saved_is_named_at_once_and_in_the_checkpoint() -> None:
+    owner = Remembering()
+    hidden = HiddenState({"it": owner}, OF_DATA)
+    assert hidden.newly_lost() == []
+    owner.change()
+    assert hidden.newly_lost() == ["len(it.kept)"]
+    hidden.save()
+    assert "len(it.kept)" in hidden.unsaved
+
+
+def test_a_saved_value_that_is_made_again_with_another_value_is_named() -> None:
+    owner, other = Remembering(), Remembering()
+    hidden, restored = (HiddenState({"it": one}, OF_DATA) for one in (owner, other))
+    owner.made = Inner()
+    owner.made.count = 2
+    saved = hidden.save()
+    missing = {path: saved[path] for path in restored.load(saved)}
+    other.made = Inner()
+    assert restored.differing(missing) == ["it.made.count"]
+    other.made.count = 2
+    assert restored.differing(missing) == []

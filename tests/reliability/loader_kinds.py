@@ -526,6 +526,194 @@ def _data_cache(**workers: Any) -> Any:
     return DataLoader(Cached(), BATCH_SIZE, shuffle=True, **workers)
 
 
+# ---- data sets, samplers and collate functions whose state grows from nothing
+
+
+class Growing(Samples):
+    """Keeps its samples as they were changed when they were first loaded."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM, 1, augment=True)
+        self.kept: Any = self.nothing_yet()
+
+    def nothing_yet(self) -> Any:
+        return {}
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        if not self.has(idx):
+            self.kept[idx] = super().__getitem__(idx)
+        return self.kept[idx]
+
+    def has(self, idx: int) -> bool:
+        return idx in self.kept
+
+
+class GrowingList(Growing):
+    """Likewise, in a list that has room for all."""
+
+    def nothing_yet(self) -> Any:
+        return [None] * NUM
+
+    def has(self, idx: int) -> bool:
+        return self.kept[idx] is not None
+
+
+class GrowingLongList(GrowingList):
+    """Likewise, in one too long to look at every item."""
+
+    def nothing_yet(self) -> Any:
+        return [None] * 20_000
+
+
+class GrowingObjects(GrowingList):
+    """Likewise, in an array of objects."""
+
+    def nothing_yet(self) -> Any:
+        return np.empty(NUM, dtype=object)
+
+
+class GrowingTensor(Growing):
+    """Likewise, in a tensor that is too large to be copied."""
+
+    def nothing_yet(self) -> Any:
+        return torch.full((5_000, *self.inputs.shape[1:]), torch.nan)
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        if not self.has(idx):
+            self.kept[idx] = Samples.__getitem__(self, idx)[0]
+        return self.kept[idx].clone(), self.targets[idx]
+
+    def has(self, idx: int) -> bool:
+        return not self.kept[idx].isnan().any()
+
+
+class GrowingLater(Growing):
+    """Likewise, in a mapping that the first sample makes."""
+
+    def nothing_yet(self) -> Any:
+        return None
+
+    def has(self, idx: int) -> bool:
+        if self.kept is None:
+            self.kept = {}
+        return idx in self.kept
+
+
+class GrowingOfClass(Growing):
+    """Likewise, in a mapping of the class."""
+
+    kept: Any = {}  # noqa: RUF012  # that is the case
+
+    def __init__(self) -> None:
+        Samples.__init__(self, NUM, 1, augment=True)
+
+
+class CountsByClass(Samples):
+    """Counts what it has loaded, from a number of the class."""
+
+    num_loaded = 0
+
+    def __init__(self) -> None:
+        super().__init__(NUM, 1, augment=False)
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        self.num_loaded += 1
+        inputs, targets = super().__getitem__(idx)
+        return inputs * (1 + 0.01 * self.num_loaded), targets
+
+
+class MixesPrevious(Samples):
+    """Mixes a sample with the one before, of which there is none at first."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM, 1, augment=False)
+        self.previous: Any = None
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().__getitem__(idx)
+        mixed = inputs if self.previous is None else 0.9 * inputs + 0.1 * self.previous
+        self.previous = inputs
+        return mixed, targets
+
+
+class GrowingCollation:
+    """A collate function that adds what it has seen before."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def __call__(self, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        inputs, targets = default_collate(samples)
+        self.seen.append(inputs.mean(0))
+        return inputs + 0.1 * torch.stack(self.seen).mean(0), targets
+
+
+def growing_transform() -> Callable[[Tensor], Tensor]:
+    """Return a function that keeps what it has seen in its closure."""
+    seen: list[Tensor] = []
+
+    def transform(inputs: Tensor) -> Tensor:
+        seen.append(inputs)
+        return inputs + 0.1 * torch.stack(seen).mean(0)
+
+    return transform
+
+
+class Transformed(Samples):
+    """Changes samples by a function."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM, 1, augment=False)
+        self.transform = growing_transform()
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().__getitem__(idx)
+        return self.transform(inputs), targets
+
+
+class OrderOfOrders(Order):
+    """Its order depends on the orders before, which cannot be saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: dict[int, tuple[Tensor, str]] = {}
+
+    def permutation(self) -> list[int]:
+        seed = sum(int(order[0]) for order, _ in self.orders.values()) + len(self.orders)
+        order = random.Random(seed).sample(range(NUM), NUM)
+        self.orders[len(self.orders)] = torch.tensor(order), "order"
+        return order
+
+
+for _name, _kind in {
+    "cache": Growing,
+    "list": GrowingList,
+    "long_list": GrowingLongList,
+    "objects": GrowingObjects,
+    "tensor": GrowingTensor,
+    "later": GrowingLater,
+    "of_class": GrowingOfClass,
+    "count_of_class": CountsByClass,
+    "previous": MixesPrevious,
+    "closure": Transformed,
+}.items():
+    add(f"grows_{_name}", ALL_WAYS if _kind is Growing else ["0", "2"], expected=WARNED)(
+        lambda _kind=_kind, **workers: DataLoader(_kind(), BATCH_SIZE, shuffle=True, **workers)
+    )
+add("grows_collation", ["0", "2"], expected=WARNED)(
+    lambda **workers: DataLoader(points(), BATCH_SIZE, collate_fn=GrowingCollation(), **workers)
+)
+add("grows_sampler", ["0", "2"], limited=["0"], expected=WARNED)(
+    lambda **workers: loader_of(OrderOfOrders(), workers)
+)
+
+
+@add("grows_batch_sampler", ["0"], expected=WARNED)
+def _grows_batch_sampler(**workers: Any) -> Any:
+    batches = BatchSampler(OrderOfOrders(), BATCH_SIZE, drop_last=False)
+    return DataLoader(points(), batch_sampler=batches, **workers)
+
+
 # ---- streams
 
 
@@ -617,6 +805,57 @@ class CountingStream(ShardedStream):
 
     def changed(self, inputs: Tensor) -> Tensor:
         return inputs * (1 + 0.1 * self.num_epochs)
+
+
+class GrowingStream(ShardedStream):
+    """Keeps its samples as they were changed when they were first read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for idx in self.part():
+            if idx not in self.kept:
+                self.kept[idx] = self.changed(self.inputs[idx]), self.targets[idx]
+            yield self.kept[idx]
+
+
+class MixingStream(ShardedStream):
+    """Mixes a sample with the one before, also with that of the epoch before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.previous: Any = None
+
+    def changed(self, inputs: Tensor) -> Tensor:
+        mixed = inputs if self.previous is None else 0.9 * inputs + 0.1 * self.previous
+        self.previous = inputs
+        return mixed
+
+
+class CountsEpochsByClass(ShardedStream):
+    """Counts its epochs, from a number of the class."""
+
+    num_epochs = 0
+
+    def part(self) -> Sequence[int]:
+        self.num_epochs += 1
+        return super().part()
+
+    def changed(self, inputs: Tensor) -> Tensor:
+        return inputs * (1 + 0.1 * self.num_epochs)
+
+
+add("grows_stream", ALL_WAYS, warned=["0", "persistent"], limited=["0"])(
+    lambda **workers: DataLoader(GrowingStream(), batch_size=BATCH_SIZE, **workers)
+)
+add("grows_mixing_stream", ALL_WAYS, warned=["persistent"], limited=["0"])(
+    lambda **workers: DataLoader(MixingStream(), batch_size=BATCH_SIZE, **workers)
+)
+add("grows_counting_stream", ALL_WAYS, warned=["persistent"])(
+    lambda **workers: DataLoader(CountsEpochsByClass(), batch_size=BATCH_SIZE, **workers)
+)
 
 
 class StatefulStream(ShardedStream):
@@ -943,3 +1182,25 @@ def _subclass_generator(**workers: Any) -> Any:
 @add("subclass_stream", ["0", "2"])
 def _subclass_stream(**workers: Any) -> Any:
     return UsersLoader(ShardedStream(), BATCH_SIZE, **workers)
+
+
+class GrowingBatches(Iterates):
+    """Keeps its batches as they were changed when they were first read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for idx, (inputs, targets) in enumerate(batches_of(self.inputs, self.targets)):
+            if idx not in self.kept:
+                self.kept[idx] = augmented(inputs), targets
+            yield self.kept[idx]
+
+
+add("grows_iterable", [""], limited=[""], expected=WARNED)(GrowingBatches)
+
+
+@add("grows_subclass", ["0"], expected=WARNED)
+def _grows_subclass(**workers: Any) -> Any:
+    return UsersLoader(Growing(), BATCH_SIZE, shuffle=True, **workers)

@@ -20,6 +20,7 @@ FAST = [
     "sampler_draws_while_iterated-0-limited",
     "sampler_without_seed-0",
     "data_generator-0",
+    "grows_cache-0",
     "data_state_dict-0",
     "stream_shuffle_buffer-0",
     "stream_state_dict-2",
