@@ -21,6 +21,7 @@ EQUAL = (
     "Adam",
     "AdamBase",
     "AdamW",
+    "AdamW, fused",
     "Adamax",
     "Lamb",
     "Lion",
@@ -32,6 +33,9 @@ EQUAL = (
 
 
 def maker(name: str) -> Any:
+    if name == "AdamW, fused":
+        cls = OPTIMIZERS["AdamW"]
+        return lambda params: cls([{"params": params, "fused": True}], lr=0.01, weight_decay=0.1)
     cls = OPTIMIZERS[name]
     key = "lr" if "lr" in inspect.signature(cls).parameters else "learning_rate"
     return lambda params: cls(params, **{key: 0.01})

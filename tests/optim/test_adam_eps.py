@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from typing_extensions import override
 
 from backends.fast_step import fuse_optimizer
 from backends.sync_guard import SyncGuard
+from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop
 from modelzoo_trainer.optim import Adam, AdamBase, AdamW
 
 CPU = torch.device("cpu")
@@ -168,3 +170,55 @@ def test_a_checkpoint_of_before_keeps_its_formula(
     make(cls, {}).load_state_dict(resumed.state_dict())
     make(cls, {}, eps_after_correction=True).load_state_dict(old.state_dict())
     assert not caplog.records
+
+
+class AsBefore(Callback):
+    """Write checkpoints as before the setting existed."""
+
+    def on_save_checkpoint(self, trainer: Any, state_dict: dict[str, Any]) -> None:
+        state = state_dict["optimizer"]
+        for group in (*state["param_groups"], *state["settings"]):
+            del group["eps_after_correction"]
+
+
+def run(folder: Path, num_steps: int, callbacks: list[Callback], **settings: Any) -> list[Tensor]:
+    """Return the weights of a run in a folder, which resumes if there is a checkpoint."""
+
+    class Net(nn.Linear):
+        @override
+        def forward(self, batch: Tensor) -> Tensor:
+            return 1e-4 * super().forward(batch).square().mean()
+
+    trainer = Trainer(
+        device="cpu",
+        model_dir=folder,
+        model=lambda: Net(4, 2),
+        optimizer=lambda model: AdamW(model, lr=0.1, weight_decay=0.1, **settings),
+        loop=TrainingLoop(max_steps=num_steps),
+        checkpoint=Checkpoint(steps=3),
+        callbacks=callbacks,
+        progress="none",
+        seed=1,
+    )
+    trainer.fit([torch.ones(2, 4) * n for n in range(1, 7)])
+    trainer.close()
+    return [param.detach().clone() for param in trainer.model.parameters()]
+
+
+def test_a_run_of_before_is_resumed_bit_by_bit_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = run(tmp_path / "whole", 6, [], eps_after_correction=True)
+    run(tmp_path / "run", 3, [AsBefore()], eps_after_correction=True)
+    caplog.clear()
+
+    found = run(tmp_path / "run", 5, [])
+    messages = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len([one for one in messages if "eps_after_correction" in one]) == 1
+    assert not any("Using the checkpoint's settings" in one for one in messages)
+    caplog.clear()
+    found = run(tmp_path / "run", 6, [])
+
+    assert "eps_after_correction" not in caplog.text
+    assert all(map(torch.equal, found, expected))
+    assert not all(map(torch.equal, run(tmp_path / "new", 6, []), expected))
