@@ -335,7 +335,7 @@ class DurationProfiler(TrainingProfiler):
             metrics["loop_time_remaining"] = self._training_s(trainer, end, step_s)
         num_stages = schedule.num_stages_left(step)
         if num_stages is not None:
-            left_s = self._training_s(trainer, schedule.end_step, step_s, is_whole=True)
+            left_s = self._training_s(trainer, schedule.likely_end, step_s, is_whole=True)
             if schedule.validates:
                 left_s += num_stages * self._validations.value
             metrics["time_remaining"] = left_s

@@ -72,6 +72,7 @@ class EpochLoss(Callback):
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
         if self._is_first and not self._mean.is_used:  # so that all steps have the same graph
             self._mean.add(torch.zeros((), device=trainer.backend.device), 0)
+            self._lacks_some = self._lacks_some or not trainer.data.is_between_epochs
 
     @override
     def on_train_step_end(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -101,6 +102,8 @@ class DataLoaderCallback(CoreCallback):
         self._drops_window = False
         self._begins_run = False
         self._labels: FirstLabels | None = None
+        self._left: dict[str, Any] | None = None
+        """The state at the end of a fit that was interrupted or failed."""
 
     @override
     def on_enter_fit(
@@ -118,10 +121,14 @@ class DataLoaderCallback(CoreCallback):
         self._window_step = None
         if train_dataloader is not self._given and not self._was_loaded:
             self._loader_state = None
+        elif isinstance(train_dataloader, Iterator):  # it cannot start again
+            self._left = None
         self._given = train_dataloader
-        stack.callback(self._leave)
+        stack.callback(self._leave, trainer)
 
-    def _leave(self) -> None:
+    def _leave(self, trainer: Trainer) -> None:
+        if trainer.schedule.is_unfinished and self._data is not None:
+            self._left = copy.deepcopy(self._state(trainer, within_step=False))
         self._loader_state = self._state_of_loader()
         self._forget_batches()
         if self._data is not None:
@@ -143,19 +150,34 @@ class DataLoaderCallback(CoreCallback):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
+        self._continue(trainer)
         self._begins_run, self._labels = not self._was_loaded, None
         if not self._was_loaded:
             self._restores = False
             if self.batch_idx or self._parts:
                 self._start_epoch(self.epoch + 1)
                 log.info(
-                    "The previous fit stopped mid-epoch; starting epoch %d. Create a new Trainer "
+                    "The previous fit ended mid-epoch; starting epoch %d. Create a new Trainer "
                     "to resume mid-epoch.",
                     self.epoch + 1,
                 )
         self._skip_epochs()
         assert self._data is not None  # set in on_enter_fit
         check_model(self._data.loader, trainer.model)
+
+    def _continue(self, trainer: Trainer) -> None:
+        """Return to where the previous fit was interrupted, if this one continues it."""
+        left, self._left = self._left, None
+        if left is None or not trainer.schedule.continues(trainer):
+            return
+        is_torn = self.is_torn
+        self._load(trainer, left)
+        self.is_torn = is_torn
+        log.info(
+            "Continuing the previous fit, which stopped after batch %d of epoch %d.",
+            self.batch_idx,
+            self.epoch + 1,
+        )
 
     # ---- batches
 
@@ -229,6 +251,10 @@ class DataLoaderCallback(CoreCallback):
             warn_of_other_workers(self._facts, facts)
         self._facts = facts
         self._restores = False
+        end = data.likely_end(self._layout.first)
+        num_open = trainer.grad_accum.num_open
+        num_left = None if end is None else max(end - self.batch_idx, 0) + num_open
+        trainer.schedule.begin_epoch(trainer, num_left)
         return EpochIterator(
             begun,
             trainer.backend.batches,
@@ -420,21 +446,31 @@ class DataLoaderCallback(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        state_dict["dataloader"] = self._state(trainer)
+
+    def _state(self, trainer: Trainer, *, within_step: bool = True) -> dict[str, Any]:
+        """Return the state; unless `within_step`, that of the start of a step that has begun."""
         position, index = self._position(), trainer.backend.comm.data_shard[0]
+        is_within = trainer.global_step == self._window_step
+        is_within = is_within and position.num_batches > self._window.num_batches
+        if is_within and not within_step:
+            position = self._window
         state = position.state(index)
         state["passed_over"] = [list(place) for place in sorted(self.skipped)]
         state["facts"] = dict(self._facts)
-        state["ends_epoch"] = self.owes_epoch_end or (self._batches is not None and self.is_last)
-        is_within = trainer.global_step == self._window_step
-        if is_within and position.num_batches > self._window.num_batches:
+        is_at_end = self._batches is not None and self.is_last and position is not self._window
+        state["ends_epoch"] = self.owes_epoch_end or is_at_end
+        if is_within and within_step:
             state["window"] = self._window.state(index)
-        state_dict["dataloader"] = state
+        return state
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         state = state_dict.get("dataloader")
-        if state is None:
-            return
+        if state is not None:
+            self._load(trainer, state, state_dict.get("global_step"))
+
+    def _load(self, trainer: Trainer, state: StateDict, global_step: int | None = None) -> None:
         index = trainer.backend.comm.data_shard[0]
         self._go_to(Position.from_state(state, index))
         is_used = self._data is not None and self._data.is_used
@@ -445,9 +481,9 @@ class DataLoaderCallback(CoreCallback):
         self.is_pending = self.is_torn = False
         self._window_step = None
         if "window" in state:
-            self._window_step = state_dict.get("global_step")
+            self._window_step = global_step
             self._window = Position.from_state(state["window"], index)
-        self._had_loader_state = has_loader_state(state)
+        self._had_loader_state = has_loader_state(state, trainer.backend.comm.data_shard[1])
         before, self.skipped = self.skipped, known
         self._adopt_layout(self._data)
         self.skipped |= before if is_used else set()
@@ -476,6 +512,7 @@ class DataLoaderCallback(CoreCallback):
         if moved.batch_idx and not position.batch_idx:  # of a stream: that epoch is not over here
             self.owes_epoch_end = False
         self._go_to(moved)
+        data.set_epoch(self.epoch)
         end = data.end(moved.layout.first)
         if end is not None and moved.offset and moved.batch_idx >= end:
             self.owes_epoch_end = True

@@ -77,6 +77,11 @@ class GradientAccumulation(CoreCallback):
                 {"on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"}
             )
 
+    @property
+    def num_open(self) -> int:
+        """The number of batches of the current step that are trained on already."""
+        return self._num_whole
+
     def activate(self) -> None:
         """Accumulate even if `num` is 1, for micro-batches; the caller rebuilds the hooks."""
         self._reset()

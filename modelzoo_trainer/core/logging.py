@@ -196,7 +196,7 @@ class Logging(CoreCallback):
         schedule, data = trainer.schedule, trainer.data
         self.is_log_window = (
             (every != 0 and step % every == 0)
-            or step >= schedule.end_step
+            or step >= schedule.likely_end
             or (data.is_last and data.epoch + 1 >= schedule.end_epoch)
         )
         if self.is_log_window and trainer.grad_accum.should_run_optimizer_step:

@@ -238,6 +238,12 @@ class RunSchedule(CoreCallback):
     and ends at the same steps as an uninterrupted one. If a checkpoint is between a stage and its
     validation, the resumed run starts with that validation.
 
+    With `num_epochs` only the epochs end a fit, as their lengths may differ. Where the length is
+    needed in advance, the remaining epochs are taken to be as long as the current one.
+
+    A fit that was interrupted or failed is continued by the next one, unless that loads a
+    checkpoint, or its `ckpt_path` is None.
+
     State: `schedule`: the step and the epoch at which the fit started, its `num_steps`, the number
         of completed stages, the step of the last completed validation, and the progress of the
         next one.
@@ -246,14 +252,20 @@ class RunSchedule(CoreCallback):
     def __init__(self) -> None:
         self.loop: TrainingLoop | None = None
         self.end_step: float = math.inf
+        """The step of `num_steps` or `max_steps`, where the fit ends in any case."""
         self.end_epoch: float = math.inf
-        self.total_steps: int | None = None
+        self.likely_end: float = math.inf
+        """The step at which the fit ends if the remaining epochs are as long as the current one."""
+        self._end_of_epochs: float = math.inf
+        self.is_continued = False
+        """Whether the current fit continues the previous one of this trainer."""
         self.batches_per_epoch: int | None = None
         self.steps_per_epoch: int | None = None
         """Of the current fit; None = not known."""
         self.stage_end: float = math.inf
         self.stage_end_epoch: float = math.inf
         self._every: int | None = None
+        self._divided: TrainingLoop | None = None  # the loop that set `_every`
         self._is_by_epoch = False
         self._origin: tuple[int, int] | None = None
         self.loop_idx = 0
@@ -261,7 +273,9 @@ class RunSchedule(CoreCallback):
         self._validated: int | None = None
         self.num_validated = 0
         """How many dataloaders the validation of the current stage has finished."""
-        self._has_fitted = False
+        self.is_unfinished = False
+        """Whether the previous fit was interrupted or failed."""
+        self._has_fitted = self._was_loaded = self._has_ended = False
         self._has_ended_here = False
         self._num_steps: int | None = None  # of the fit that a checkpoint belongs to
         self._is_begun = False
@@ -276,50 +290,74 @@ class RunSchedule(CoreCallback):
         loop: Any,
     ) -> None:
         self.loop = loop
+        self._was_loaded = False
         stack.callback(self._leave)
 
     def _leave(self) -> None:
         self.stage_end = self.stage_end_epoch = math.inf
-        self._origin = None
-        self.loop_idx = self.num_validated = 0
-        self._validated = None
-        self._has_ended_here = self._is_begun = False
-        self._num_steps = None
+        if self._is_begun:
+            self.is_unfinished = not self._has_ended
+        self._is_begun = False
         self._has_fitted = True
+
+    def continues(self, trainer: Trainer) -> bool:
+        """Return whether the fit that starts continues the previous one of this trainer."""
+        return self.is_unfinished and trainer.checkpoint.is_own and not self._was_loaded
+
+    def _forget(self) -> None:
+        """Forget the previous fit."""
+        self._origin = self._validated = self._num_steps = None
+        self.loop_idx = self.num_validated = 0
+        self._has_ended_here = False
 
     @override
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        if self._origin is None:
-            self._origin = (trainer.global_step, trainer.data.epoch)
-        if self._validated is None:
-            self._validated = trainer.global_step
+        self._begin_or_continue(trainer)
         self.batches_per_epoch = (
             None if loop.steps_per_epoch is None else loop.steps_per_epoch * loop.grad_accum_steps
         )
-        steps_per_epoch = self.steps_per_epoch = self._length_of_epoch(trainer, loop)
-        self.end_epoch = math.inf
-        self.end_step = math.inf
-        if loop.num_steps is not None:
-            self.end_step = self._first_step(trainer, loop.num_steps) + loop.num_steps
-        elif loop.max_steps is not None:
-            self.end_step = loop.max_steps
-        origin_step, origin_epoch = self._origin
-        if loop.num_epochs is not None:
-            self.end_epoch = origin_epoch + loop.num_epochs
-            if steps_per_epoch is not None:
-                by_epochs = origin_step + loop.num_epochs * steps_per_epoch
-                self.end_step = min(self.end_step, by_epochs)
-        self.total_steps = None if math.isinf(self.end_step) else int(self.end_step)
-        self._every = self._stage_length(loop, origin_step)
+        self.steps_per_epoch = self._length_of_epoch(trainer, loop)
+        self._set_ends(trainer, loop)
+        if not self.is_continued or self._divided is not loop:
+            self._every = self._stage_length(loop, self.origin_step)
+        self._divided = loop
         self._is_by_epoch = loop.eval_frequency == EPOCH
         self._num_steps = loop.num_steps
-        self._is_begun = True
+        self._is_begun, self._has_ended = True, False
         if not self.has_steps_left(trainer):
             log.info("Nothing to do: the run is complete at step %d.", trainer.global_step)
         refuse_short(trainer)
         log_hints(trainer, val_dataloader)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
+        self._has_ended = trainer.interrupted is None
+
+    def _begin_or_continue(self, trainer: Trainer) -> None:
+        self.is_continued = self.continues(trainer)
+        if self._has_fitted and not (self._was_loaded or self.is_continued):
+            self._forget()
+        self.is_unfinished = False
+        if self._origin is None:
+            self._origin = (trainer.global_step, trainer.data.epoch)
+        if self._validated is None:
+            self._validated = trainer.global_step
+
+    def _set_ends(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        self.end_epoch = self.end_step = self._end_of_epochs = math.inf
+        if loop.num_steps is not None:
+            self.end_step = self._first_step(trainer, loop.num_steps) + loop.num_steps
+        elif loop.max_steps is not None:
+            self.end_step = loop.max_steps
+        assert self._origin is not None  # set when a fit starts
+        origin_step, origin_epoch = self._origin
+        if loop.num_epochs is not None:
+            self.end_epoch = origin_epoch + loop.num_epochs
+            if self.steps_per_epoch is not None:
+                self._end_of_epochs = origin_step + loop.num_epochs * self.steps_per_epoch
+        self.likely_end = min(self.end_step, self._end_of_epochs)
 
     def _first_step(self, trainer: Trainer, num_steps: int) -> int:
         """Return the first step of a fit of `num_steps`; an interrupted one takes the rest.
@@ -381,16 +419,38 @@ class RunSchedule(CoreCallback):
             return frequency
         if frequency == 1.0:
             return None
-        if math.isinf(self.end_step):
+        if math.isinf(self.likely_end):
             raise ConfigError(
                 f"loop.eval_frequency is {frequency}, a fraction, but the length of the run is "
                 f"unknown (train_dataloader has no len()). Set loop.max_steps, or make "
                 f"eval_frequency an integer number of steps."
             )
         begin = 0 if loop.max_steps is not None and loop.num_steps is None else origin_step
-        return max(1, math.ceil(frequency * (self.end_step - begin)))
+        return max(1, math.ceil(frequency * (self.likely_end - begin)))
+
+    def begin_epoch(self, trainer: Trainer, num_left: int | None) -> None:
+        """Update the likely end of the fit, when an epoch has begun and its length is known.
+
+        `num_left`: its batches that are not trained on yet, those of a started step included;
+        None = not known.
+        """
+        loop = self.loop
+        assert loop is not None  # of a fit
+        if num_left is None or math.isinf(self.end_epoch):
+            return
+        per_epoch = self.steps_per_epoch = self._length_of_epoch(trainer, loop)
+        num_later = self.end_epoch - trainer.data.epoch - 1
+        if per_epoch is not None:
+            num_here = math.ceil(num_left / loop.grad_accum_steps)
+            self._end_of_epochs = trainer.global_step + num_here + num_later * per_epoch
+            self.likely_end = min(self.end_step, self._end_of_epochs)
 
     # ---- queries
+
+    @property
+    def total_steps(self) -> int | None:
+        """The likely end of the fit; None = not known."""
+        return None if math.isinf(self.likely_end) else int(self.likely_end)
 
     @property
     def origin_step(self) -> int:
@@ -405,10 +465,15 @@ class RunSchedule(CoreCallback):
     @property
     def likely_stage_end(self) -> float:
         """The step at which the current train stage ends, if the length of an epoch is known."""
-        if not self._is_by_epoch or self.steps_per_epoch is None or self._origin is None:
-            return self.stage_end
-        step, epoch = self._origin
-        return min(self.stage_end, step + (self.stage_end_epoch - epoch) * self.steps_per_epoch)
+        if self.steps_per_epoch is None or not self._is_by_epoch or self._origin is None:
+            return min(self.stage_end, self.likely_end)
+        if math.isinf(self.end_epoch):
+            step, epoch = self._origin
+            end = step + (self.stage_end_epoch - epoch) * self.steps_per_epoch
+        else:
+            num_later = self.end_epoch - self.stage_end_epoch
+            end = self._end_of_epochs - num_later * self.steps_per_epoch
+        return min(self.stage_end, self.likely_end, end)
 
     @property
     def validates_every(self) -> int | None:
@@ -425,8 +490,10 @@ class RunSchedule(CoreCallback):
 
     def is_finished(self, trainer: Trainer) -> bool:
         """Return whether the fit has completed, without interruption."""
-        is_over = trainer.global_step >= self.end_step or trainer.data.epoch >= self.end_epoch
-        return is_over and trainer.interrupted is None
+        return self._is_over(trainer) and trainer.interrupted is None
+
+    def _is_over(self, trainer: Trainer) -> bool:
+        return trainer.global_step >= self.end_step or trainer.data.epoch >= self.end_epoch
 
     def num_stages_left(self, step: int) -> int | None:
         """Return how many train stages end at a step or later; None = not known.
@@ -434,14 +501,14 @@ class RunSchedule(CoreCallback):
         Args:
             step: At most the last one.
         """
-        if math.isinf(self.end_step):
+        if math.isinf(self.likely_end):
             return None
         every, begin = self._every, 0
         if self._is_by_epoch:
             every, begin = self.steps_per_epoch, self.origin_step
         if every is None:
             return 1
-        return math.ceil((self.end_step - begin) / every) - (step - begin - 1) // every
+        return math.ceil((self.likely_end - begin) / every) - (step - begin - 1) // every
 
     def owes_validation(self, trainer: Trainer) -> bool:
         """Return whether the validation of a stage that ended here is still due."""
@@ -450,9 +517,10 @@ class RunSchedule(CoreCallback):
             return False
         if self._is_by_epoch and trainer.data.is_between_epochs:
             return True
-        is_over = step >= self.end_step or trainer.data.epoch >= self.end_epoch
         return (
-            is_over or self._has_ended_here or (self._every is not None and step % self._every == 0)
+            self._is_over(trainer)
+            or self._has_ended_here
+            or (self._every is not None and step % self._every == 0)
         )
 
     def stages(self, trainer: Trainer) -> Iterator[Stage]:
@@ -531,7 +599,7 @@ class RunSchedule(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        if self._origin is not None:
+        if self._origin is not None and (self._is_begun or self.is_unfinished):
             step, epoch = self._origin
             state_dict["schedule"] = {
                 "origin_step": step,
@@ -545,6 +613,11 @@ class RunSchedule(CoreCallback):
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         state = state_dict.get("schedule")
+        if not trainer.is_resuming:
+            self.is_unfinished = False  # the position is now another one
+        elif not self._is_begun:
+            self._was_loaded = True
+            self._forget()
         if state is not None and (trainer.is_resuming or not self._has_fitted):
             origin = (whole_number(state, "origin_step"), whole_number(state, "origin_epoch"))
             if self._is_begun and origin != self._origin:  # rolled back to the start of this fit

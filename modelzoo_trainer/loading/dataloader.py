@@ -237,8 +237,8 @@ class PositionedLoader:
         if length is None or (is_over and (num >= length or num == start.limit)):
             return
         log.warning(
-            "%s yielded %s batches in epoch %d, but its length is %d. The number of steps of the "
-            "run was computed from that length. Correct __len__ of its sampler or batch sampler.",
+            "%s yielded %s batches in epoch %d, but its length is %d, from which the length of "
+            "the run is estimated. Correct __len__ of its sampler or batch sampler.",
             self._name,
             num if is_over else f"more than {length}",
             start.epoch + 1,

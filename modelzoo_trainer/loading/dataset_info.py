@@ -111,14 +111,14 @@ def warn_of_new_layout(
     loses_state: bool,
     divides_itself: bool,
 ) -> None:
-    """Log the effects of resuming with another number of ranks, or another batch size in a stream.
+    """Log the effects of resuming with another number of ranks, or another batch size.
 
     `skipped`: batches that the checkpoint excludes from training. `loses_state`: whether it has
     states of loaders. `divides_itself`: whether each rank's loader yields its own part of the data.
     """
     was, num = before.layout.num_shards, now.layout.num_shards
     kind, user_words, old, new = "data shards", "processes", was, num
-    if was == num:  # a stream
+    if was == num:
         kind = user_words = "samples per batch"
         old, new = before.layout.size or 0, now.layout.size or 0
     log.info(
@@ -153,11 +153,13 @@ def warn_of_new_layout(
         )
     if loses_state:
         log.warning(
-            "The resumed run may differ: the checkpoint has a train_dataloader state for each of "
-            "%d data shards, but this run has %d, so the state is not restored. Use the same "
-            "number of processes to avoid this.",
-            was,
-            num,
+            "The resumed run may differ: the checkpoint has a state of train_dataloader for %d %s, "
+            "but this run has %d, so the state is not restored. Use the same number of %s to avoid "
+            "this.",
+            old,
+            kind,
+            new,
+            user_words,
         )
     elif divides_itself and now.batch_idx:
         log.warning(
@@ -170,7 +172,7 @@ def warn_of_new_layout(
         )
 
 
-def check_position(num: int, length: int | None, limit: int | None, limited_by: str) -> None:
+def check_limit(num: int, limit: int | None, limited_by: str) -> None:
     """Check that an epoch can start after `num` batches.
 
     `limit`: number of batches after which the setting `limited_by` ends the epoch.
@@ -184,8 +186,15 @@ def check_position(num: int, length: int | None, limit: int | None, limited_by: 
             f"epoch after {limit} batches. Set {limited_by} to the value of the original run, or "
             f"a larger one."
         )
-    if length is not None and 0 < length <= num:
-        raise ConfigError(
-            f"The checkpoint was saved after batch {num} of an epoch, but train_dataloader has "
-            f"only {length} batches. Use the same data and batch size as in the original run."
-        )
+
+
+def warn_of_shorter_epoch(position: Position, length: int) -> None:
+    """Warn that an epoch that is continued has no batch left."""
+    log.warning(
+        "The resumed run may differ: it continues after batch %d of epoch %d, but train_dataloader "
+        "has only %d batches now, so that epoch is over. Use the same data and batch size to avoid "
+        "this.",
+        position.batch_idx,
+        position.epoch + 1,
+        length,
+    )

@@ -47,11 +47,17 @@ class ShardLayout:
     samples_per_epoch: int | None = None
 
     def is_like(self, other: ShardLayout) -> bool:
-        """Return whether equal batch numbers mean the same batch."""
+        """Return whether equal batch numbers mean the same batch, as far as known."""
         if self.is_stream and other.is_stream and self._of_stream != other._of_stream:
+            return False
+        if not self.is_same_size(other):
             return False
         mine, others = (self.num_shards, self.per_batch), (other.num_shards, other.per_batch)
         return mine == others
+
+    def is_same_size(self, other: ShardLayout) -> bool:
+        """Return whether draws have the same number of samples, as far as known."""
+        return self.size == other.size or None in (self.size, other.size)
 
     @property
     def is_stream(self) -> bool:
@@ -163,9 +169,10 @@ class Position(NamedTuple):
     def in_layout(self, layout: ShardLayout) -> Position:
         """Convert the position to another number of ranks or batch size, between two batches.
 
-        Only the loader state common to all ranks, that of its sampler, is kept. If the size of
-        draws has changed, as many samples are skipped, rounded down to whole draws; the remaining
-        samples are trained on again. In a stream, samples of all epochs count.
+        Only the loader state common to all ranks, that of its sampler, is kept, and with the same
+        number of ranks that of the start of the epoch. If the size of draws has changed, as many
+        samples are skipped, rounded down to whole draws; the remaining samples are trained on
+        again. In a stream, samples of all epochs count.
         """
         before, offset, epoch = self.layout, self.offset, self.epoch
         if self.in_stream is not None and layout.samples_per_epoch and layout.size:
@@ -178,9 +185,18 @@ class Position(NamedTuple):
             epoch=epoch,
             batch_idx=batch_idx,
             parts=0,
-            loader=_common_to_all(self.loader),
+            loader=self._kept_state(layout),
             layout=replace(layout, first=first),
         )
+
+    def _kept_state(self, layout: ShardLayout) -> LoaderState | None:
+        names = {"sampler"}
+        if self.layout.is_same_size(layout):
+            names.add("order")
+        if self.layout.num_shards == layout.num_shards:
+            names.add("attributes")
+        loader = self.loader or {}
+        return {name: state for name, state in loader.items() if name in names} or None
 
 
 def _key_of_loader(num_shards: int, index: int) -> str:
@@ -188,18 +204,18 @@ def _key_of_loader(num_shards: int, index: int) -> str:
     return "loader" if num_shards == 1 else f"loader_{index}"
 
 
-_COMMON: Final = ("sampler", "order")
-_OF_ONE_PROCESS: Final = ("state", "rounds", "attributes")
+_OF_RANK: Final = ("state", "rounds")
+_OF_EPOCH: Final = ("attributes",)
 
 
-def _common_to_all(loader: LoaderState | None) -> LoaderState | None:
-    return {key: loader[key] for key in _COMMON if key in loader} if loader else None
+def has_loader_state(state: Mapping[str, Any], num_shards: int) -> bool:
+    """Return whether the checkpoint has loader states that another layout cannot restore.
 
-
-def has_loader_state(state: Mapping[str, Any]) -> bool:
-    """Return whether the checkpoint has loader states that are specific to a rank."""
+    `num_shards`: data shards now.
+    """
+    names = _OF_RANK if whole_number(state, "num_shards", 1) == num_shards else _OF_RANK + _OF_EPOCH
     loaders = [state[key] or {} for key in state if key.startswith("loader")]
-    return any(loader.get(name) for loader in loaders for name in _OF_ONE_PROCESS)
+    return any(loader.get(name) for loader in loaders for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ from modelzoo_trainer.data.stream import StreamSampler, stream_sampler
 from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataset_info import (
-    check_position,
+    check_limit,
     facts_of,
     size_of_draws,
+    warn_of_shorter_epoch,
 )
 from modelzoo_trainer.loading.epochs import (
     EpochIterator,
@@ -182,14 +183,17 @@ class TrainData:
             needs_sizes: Whether each rank's exact number of samples is required.
 
         Raises:
-            ConfigError: If it would already be over, or cannot start there.
+            ConfigError: If its limit has been reached before, or it cannot start there.
         """
         source = self._source_of_epoch(position, restores=restores)
         if self._name == _TRAINING:
             set_epoch_of(self.loader, position.epoch)
         first = position.layout.first
         length = self.length(first)
-        check_position(position.batch_idx, length, self.limit, self.limited_by)
+        check_limit(position.batch_idx, self.limit, self.limited_by)
+        if length and length <= position.batch_idx:
+            warn_of_shorter_epoch(position, length)
+            return StartedEpoch(items=iter(()), position=position.batch_idx)
         own = self._even_part(first)
         if own is not None:
             source = SequenceSource(own, WHOLE, self._name)
@@ -267,6 +271,15 @@ class TrainData:
         """Return the number of batches at which an epoch ends, if known."""
         ends = [end for end in (self.length(first), self.limit) if end is not None]
         return min(ends, default=None)
+
+    def likely_end(self, first: int = 0) -> int | None:
+        """Return the number of batches at which an epoch ends, if known, even if not exact."""
+        num = self._num_batches(known_length(self.loader), first)
+        return min((one for one in (num, self.limit) if one is not None), default=None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the loader the number of the epoch, on which its length may depend."""
+        set_epoch_of(self.loader, epoch)
 
     def has_nothing_left(self, position: int, skipped: frozenset[int], first: int = 0) -> bool:
         """Return whether the rest of an epoch is skipped, as far as its length is known."""

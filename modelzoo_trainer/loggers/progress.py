@@ -76,7 +76,6 @@ class ProgressLogger(Logger):
         self._pace = Pace(0)
         self._metrics: Metrics = {}
         self._metrics_step = 0
-        self._total: int | None = None
         self._num_samples: int | None = None
         self._val_batches = 0
         self._doing: tuple[str, int | None] | None = None
@@ -118,7 +117,6 @@ class ProgressLogger(Logger):
         if not _is_shown(trainer):
             return
         self._is_fitting = True
-        self._total = schedule.total_steps
         self._val_batches = _num_batches(val_dataloader, loop.eval_steps) or 0
         samples = known(trainer.data.samples_per_batch, None)
         self._num_samples = None if samples is None else samples * loop.grad_accum_steps
@@ -242,7 +240,7 @@ class ProgressLogger(Logger):
         pace.look(trainer.global_step)
         return View(
             step=pace.step,
-            total=self._total,
+            total=trainer.schedule.total_steps,
             epoch=_epoch(trainer),
             losses=self._losses(pace.step),
             unit_s=pace.step_s,
@@ -262,7 +260,8 @@ class ProgressLogger(Logger):
         return (loss,) if lr is None else (loss, f"lr {lr:.4g}")
 
     def _left_s(self) -> float | None:
-        trainer, step, total = self._trainer, self._pace.step, self._total
+        trainer, step = self._trainer, self._pace.step
+        total = trainer.schedule.total_steps
         if total is None:
             return None
         every = trainer.checkpoint.times.steps

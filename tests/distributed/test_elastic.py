@@ -199,3 +199,23 @@ def test_each_sample_is_trained_on_once_with_the_same_losses(tmp_path: Path, kin
     assert sorted(losses) == list(range(1, last + 1))
     if kind.split()[0] in ("map-style", "augmented", "own", "stream", "seekable", "global"):
         assert sorted(idx for step in range(1, 8) for idx in samples[step]) == list(range(NUM))
+
+
+def train_epochs(rank: int, folder: Path, count: int, max_steps: int | None) -> tuple[int, int]:
+    with Trainer(
+        device="cpu",
+        model_dir=folder,
+        model=Net,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+        loop=TrainingLoop(num_epochs=2, max_steps=max_steps),
+        checkpoint=Checkpoint(steps=6),
+        seed=1,
+    ) as trainer:
+        trainer.fit(DataLoader(Points(), WHOLE // 3))
+        return trainer.global_step, trainer.data.epoch
+
+
+def test_epochs_decide_the_length_also_when_the_number_of_processes_changes(tmp_path):
+    # 20 batches of 4; after 6, and with three processes, 5 batches of 12 are left, then 7.
+    assert run_ranks(1, train_epochs, tmp_path, 1, 6) == [(6, 0)]
+    assert run_ranks(3, train_epochs, tmp_path, 3, None) == [(6 + 5 + 7, 2)] * 3

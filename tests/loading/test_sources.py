@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from modelzoo_trainer import Callback, Checkpoint, ConfigError
+from modelzoo_trainer import Callback, Checkpoint
 from tests.doubles import Scale, constant_batches
 
 NUM_LOADED: Counter[int] = Counter()  # no attribute of a data set, where it would be its state
@@ -145,14 +145,30 @@ def test_a_change_of_the_data_is_warned_of_with_both_figures(
 ) -> None:
     train(trainer_of, DataLoader(Counted(20), 2), steps=3)
     train(trainer_of, loader, steps=4)
-    [warned] = warnings_of(caplog)
+    [warned] = [text for text in warnings_of(caplog) if "data has changed" in text]
     assert [figure in warned for figure in said] == [True, True]
 
 
-def test_data_that_ends_before_the_place_is_refused(trainer_of) -> None:
+def test_data_that_ends_before_the_place_ends_the_epoch_with_a_warning(trainer_of, caplog) -> None:
     train(trainer_of, DataLoader(Counted(20), 2), steps=6)
-    with pytest.raises(ConfigError, match=r"batch 6 of an epoch, but train_dataloader has only 5"):
-        train(trainer_of, DataLoader(Counted(10), 2), steps=7)
+    trainer = train(trainer_of, DataLoader(Counted(10), 2), steps=8)
+    assert (trainer.global_step, trainer.data.epoch, trainer.data.batch_idx) == (8, 1, 2)
+    [warned, _] = warnings_of(caplog)
+    assert "after batch 6 of epoch 1, but train_dataloader has only 5 batches" in warned
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "num", "again"), [(4, 7, 2, 6), (4, 2, 10, 0), (5, 3, 8, 1)]
+)
+def test_another_batch_size_continues_after_the_samples_trained_on(
+    trainer_of, caplog, before, now, num, again
+) -> None:
+    train(trainer_of, DataLoader(Counted(28), before), steps=5)
+    trainer = train(trainer_of, DataLoader(Counted(28), now), steps=6)
+    assert (trainer.data.epoch, trainer.data.batch_idx) == (0, num + 1)
+    found = [text for text in warnings_of(caplog) if "trained on again" in text]
+    assert len(found) == bool(again)
+    assert all(f" {again} samples of epoch 1" in text for text in found)
 
 
 def test_a_state_that_the_loader_refuses_is_explained(trainer_of) -> None:
