@@ -46,13 +46,14 @@ from modelzoo_trainer.core import (
 from modelzoo_trainer.core.checkpoint import saving
 from modelzoo_trainer.core.dataloader import NOTHING, require_step_boundary
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
-from modelzoo_trainer.core.loop import ends_stage, require_training_loop, validation_loop_of
+from modelzoo_trainer.core.loop import require_training_loop, validation_loop_of
 from modelzoo_trainer.core.manual_steps import ManualSteps
 from modelzoo_trainer.core.model import ModelFactory, problem_of_loss, refuse_lost_loss, to_outputs
 from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.core.named_checkpoints import paths_of
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
 from modelzoo_trainer.core.predicting import named_outputs
+from modelzoo_trainer.core.run_schedule import ends_stage
 from modelzoo_trainer.core.trainer_arguments import (
     check_arguments,
     check_progress,

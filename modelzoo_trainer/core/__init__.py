@@ -10,7 +10,7 @@ from modelzoo_trainer.core.early_exit import EarlyExit
 from modelzoo_trainer.core.grad_accum import GradientAccumulation
 from modelzoo_trainer.core.interrupt import Interrupt
 from modelzoo_trainer.core.logging import Logging
-from modelzoo_trainer.core.loop import LoopCallback, RunSchedule, TrainingLoop, ValidationLoop
+from modelzoo_trainer.core.loop import LoopCallback, TrainingLoop, ValidationLoop
 from modelzoo_trainer.core.loss_accum import LossAccumulation
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.object_store import ObjectStore
@@ -19,6 +19,7 @@ from modelzoo_trainer.core.precision import MixedPrecision, Precision
 from modelzoo_trainer.core.predicting import Predicting
 from modelzoo_trainer.core.reproducibility import Reproducibility
 from modelzoo_trainer.core.run_lock import RunLock
+from modelzoo_trainer.core.run_schedule import RunSchedule
 from modelzoo_trainer.core.schedulers import SchedulersCallback
 from modelzoo_trainer.core.sparsity import Sparsity
 from modelzoo_trainer.core.summary import Summary

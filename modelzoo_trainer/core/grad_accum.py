@@ -21,7 +21,7 @@ from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigE
 if TYPE_CHECKING:
     from modelzoo_trainer.core.dataloader import DataLoaderCallback
     from modelzoo_trainer.core.logging import Logging
-    from modelzoo_trainer.core.loop import RunSchedule
+    from modelzoo_trainer.core.run_schedule import RunSchedule
     from modelzoo_trainer.devices import Backend
     from modelzoo_trainer.trainer import Trainer
 

@@ -35,7 +35,7 @@ def hints(monkeypatch, trained):
     """A function that returns the hints at the start of a run with a scheduler."""
     found: list[str] = []
     monkeypatch.setattr(
-        "modelzoo_trainer.core.loop.log_hints",
+        "modelzoo_trainer.core.run_schedule.log_hints",
         lambda trainer, val_dataloader: found.extend(hints_of(trainer, val_dataloader)),
     )
 
