@@ -108,6 +108,44 @@ def _flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [one.reshape(NUM, -1) for one in tensors]
 
 
+LENGTHS = [4, 1, 3, 2]
+OF_LENGTHS = [[1] * length + [0] * (4 - length) for length in LENGTHS]
+
+
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        ("input_ids", "attention_mask"),
+        ("input_values", "attention_mask"),
+        ("inputs_embeds", "attention_mask"),
+        ("input_features", "attention_mask"),
+        ("decoder_input_ids", "decoder_attention_mask"),
+        ("decoder_inputs_embeds", "decoder_attention_mask"),
+    ],
+)
+def test_each_padded_argument_has_its_mask(tmp_path: Path, name: str, mask: str) -> None:
+    is_nested = name in ("inputs_embeds", "input_features", "decoder_inputs_embeds")
+    values = [[[1.0, 2.0] if is_nested else 1] * length for length in LENGTHS]
+    rows = {name: values, "labels": [[1]] * 4}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "rows"))
+    given = {"feature_columns": list(rows), "padding": {name: 0}}
+
+    [batch] = batches(tmp_path / "rows", **given)
+
+    assert list(batch) == [name, "labels", mask]
+    assert batch[mask].tolist() == OF_LENGTHS
+
+
+def test_a_mask_of_two_padded_arguments_is_that_of_the_text(tmp_path: Path) -> None:
+    sounds = [[0.5] * (5 - length) for length in LENGTHS]
+    rows = {"input_values": sounds, "input_ids": [[1] * length for length in LENGTHS]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "rows"))
+
+    [batch] = batches(tmp_path / "rows", feature_columns=list(rows), padding={"input_values": 0})
+
+    assert batch["attention_mask"].tolist() == OF_LENGTHS
+
+
 @WAYS
 def test_rows_are_padded_to_the_longest_of_their_batch(saved: Path, streaming: bool) -> None:
     given = {"feature_columns": {"input_ids": "input_ids", "labels": "labels"}}

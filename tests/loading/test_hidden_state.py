@@ -16,10 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import datasets
 import h5py
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -413,6 +411,10 @@ def stored(folder: Path) -> Any:
     return h5py.File(folder / "a.h5")
 
 
+def optional(name: str) -> Any:
+    return pytest.importorskip(name, reason=f"needs {name}")
+
+
 def saved_arrays(folder: Path) -> Any:
     np.savez(folder / "a.npz", **{str(number): np.ones(3) for number in range(8)})
     return np.load(folder / "a.npz")
@@ -424,11 +426,11 @@ READERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any, int], Any]]] = {
     "hdf5": (stored, lambda file, number: file[str(number)][()]),
     "npz": (saved_arrays, lambda file, number: file[str(number)]),
     "pandas": (
-        lambda folder: pd.DataFrame({"a": range(8)}),
+        lambda folder: optional("pandas").DataFrame({"a": range(8)}),
         lambda table, number: (table.a[number], table.loc[number], table[table.a == number]),
     ),
     "datasets": (
-        lambda folder: datasets.Dataset.from_dict({"a": range(8)}).with_format("torch"),
+        lambda folder: optional("datasets").Dataset.from_dict({"a": [*range(8)]}),
         lambda table, number: table[number],
     ),
     "threads": (lambda folder: ThreadPoolExecutor(1), lambda pool, number: pool.submit(abs, 1)),

@@ -36,7 +36,15 @@ Batch = dict[str, Tensor]
 
 _IDS: Final = ("input_ids", "decoder_input_ids")
 _FLOATS: Final = ("pixel_values", "input_values", "input_features", "inputs_embeds")
-_MASK: Final = "attention_mask"
+_MASKS: Final[Mapping[str, str]] = {
+    "input_ids": "attention_mask",
+    "inputs_embeds": "attention_mask",
+    "input_values": "attention_mask",
+    "input_features": "attention_mask",
+    "decoder_input_ids": "decoder_attention_mask",
+    "decoder_inputs_embeds": "decoder_attention_mask",
+}
+"""The mask of the padding of an argument; of several with one mask, the first."""
 _FILL: Final[Mapping[str, float]] = {
     "input_ids": 0,
     "decoder_input_ids": 0,
@@ -166,17 +174,16 @@ class Features:
             ConfigError: If a value is not a number, or rows cannot be batched, with the row.
         """
         found: Batch = {}
-        lengths: list[int] | None = None
+        lengths: dict[str, list[int]] = {}
         for name, column in self.settings.columns.items():
             arrays = [self._array(row, name, column) for row in rows]
             if len({one.shape for one in arrays}) > 1:
                 self._check_padding(arrays, rows, name, column)
-                if name == _IDS[0]:
-                    lengths = [len(one) for one in arrays]
+                lengths[name] = [len(one) for one in arrays]
             found[name] = torch.from_numpy(_stacked(arrays, self._fill_of(name)))
-        if lengths is not None and _MASK not in found:
-            positions = torch.arange(max(lengths))
-            found[_MASK] = (positions < torch.tensor(lengths)[:, None]).long()
+        for name, mask in _MASKS.items():
+            if name in lengths and mask not in found:
+                found[mask] = _mask_of(lengths[name])
         return found
 
     def _array(self, row: Row, name: str, column: str) -> Values:
@@ -250,6 +257,11 @@ class Features:
 
     def _place(self, row: Row) -> str:
         return Document(self._where, row.number, []).where
+
+
+def _mask_of(lengths: Sequence[int]) -> Tensor:
+    """Return 1 in rows of these lengths, and 0 in their padding."""
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
 
 
 def _stacked(arrays: Sequence[Values], fill: float | None) -> Values:
