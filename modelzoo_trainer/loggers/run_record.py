@@ -9,7 +9,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -258,6 +258,7 @@ def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str,
         environment["git commit"] = git_commit()
     facts: dict[str, Any] = {"format_version": FORMAT_VERSION, "environment": environment}
     facts["settings"] = {**_settings(trainer), "data": _data(loader)}
+    facts["overridden"] = sorted(_overridden(trainer))
     facts["model"] = _model(trainer)
     return facts
 
@@ -271,10 +272,39 @@ def _model(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def _model_settings(trainer: Trainer) -> dict[str, Any]:
+    """Return the class of the model, its arguments as far as they are known, and its size.
+
+    What a constructor of the user's was given is known if an attribute of that name has it; of a
+    layer of torch's also what its `repr` shows.
+    """
+    model = trainer.model
+    found = _described(model)[type(model).__name__]
+    found |= _without_secrets(_plain_attributes(model, getattr(model, "__constants__", ())))
+    config = getattr(getattr(model, "config", None), "to_diff_dict", None)  # of transformers
+    if callable(config):
+        found["config"] = _without_secrets(plain(config()))
+    return {**found, "class": type(model).__name__, "parameters": _model(trainer)["parameters"]}
+
+
+def _overridden(trainer: Trainer) -> Iterator[str]:
+    """Yield the paths of settings of optimizers whose values schedules replace.
+
+    torch's schedules scale the value that was given, so they replace none.
+    """
+    schedulers = [one for one in trainer.schedulers if isinstance(one, Scheduler)]
+    is_single = list(trainer.optimizers) == ["optimizer"]
+    for name, optimizer in trainer.optimizers.items():
+        path = name if is_single else f"optimizers.{name}"
+        for one in schedulers:
+            if any(group is optimizer.param_groups[0] for group, _ in one.values_before()):
+                yield f"{path}.{type(optimizer).__name__}.{one.param_group_key}"
+
+
 def _settings(trainer: Trainer) -> dict[str, Any]:
     """Return the plain settings of a trainer built in Python."""
     found: dict[str, Any] = {"seed": trainer.reproducibility.seed}
-    found["model"] = type(trainer.model).__name__
+    found["model"] = _model_settings(trainer)
     schedulers = [one for one in trainer.schedulers if isinstance(one, Scheduler)]
     made = {name: _optimizer(one, schedulers) for name, one in trainer.optimizers.items()}
     found |= made if list(made) == ["optimizer"] else {"optimizers": made}

@@ -56,6 +56,8 @@ class Run:
     settings: dict[str, str] = field(default_factory=dict)
     resolved: dict[str, str] = field(default_factory=dict)
     """The settings named as in Python; the same ones for a run from Python."""
+    overridden: list[str] = field(default_factory=list)
+    """Paths of settings that have no effect, because a schedule replaces their values."""
     environment: dict[str, str] = field(default_factory=dict)
     state: str = "unknown"
     """finished, running, stopped, failed, died or unknown."""
@@ -232,7 +234,8 @@ def _take_settings(run: Run) -> None:
     sizes: dict[str, str] = {}
     for session in fits_or_all(run.sessions):
         run.settings = session.settings or run.settings
-        run.resolved = session.resolved or run.resolved
+        if session.resolved:
+            run.resolved, run.overridden = session.resolved, session.overridden
         run.environment = session.environment or run.environment
         sizes = session.sizes or sizes
     run.settings, run.resolved = run.settings | sizes, run.resolved | sizes

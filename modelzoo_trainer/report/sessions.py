@@ -76,6 +76,8 @@ class Session:
     """Those of `run.json`: named as in Python, with defaults."""
     sizes: dict[str, str] = field(default_factory=dict)
     """Of the data, named as settings."""
+    overridden: list[str] = field(default_factory=list)
+    """Settings of optimizers that a schedule replaces, by their paths as in Python."""
     environment: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
@@ -206,10 +208,15 @@ def _read_facts(session: Session) -> None:
         return
     sizes = facts.get("sizes")
     session.sizes = flattened(sizes) if isinstance(sizes, dict) and sizes else {}
+    session.overridden = _texts_in(facts.get("overridden"))
     hints = facts.get("hints")
-    session.hints = [hide_in_text(str(one)) for one in hints] if isinstance(hints, list) else []
+    session.hints = [hide_in_text(one) for one in _texts_in(hints)]
     if isinstance(settings, dict):
         session.settings = session.resolved = flattened(without_secrets(settings))
+
+
+def _texts_in(found: Any) -> list[str]:
+    return [str(one) for one in found] if isinstance(found, list) else []
 
 
 def _read_params(session: Session) -> None:

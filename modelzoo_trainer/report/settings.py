@@ -26,7 +26,10 @@ _THIN_SPACE: Final = "\u2009"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting: its path, a short name, and the cell of each run as HTML."""
+    """One setting: its path, a short name, and the cell of each run as HTML.
+
+    None = the run does not record it.
+    """
 
     path: str
     """Its full path; if it has another one in another run, all of them."""
@@ -36,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Facts of several runs: different, only in some, or the same."""
+    """Facts of several runs: different, only in some and the same there, or the same in all."""
 
     differing: list[Row]
     """Other optimizers and schedules first, then the numbers that changed most, seeds last."""
@@ -71,8 +74,30 @@ def _only_in_file(own: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in own.items() if not _RESOLVED.match(key)}
 
 
+def without_overridden(settings: Mapping[str, str], paths: Iterable[str]) -> dict[str, str]:
+    """Return settings without those whose values a schedule replaces.
+
+    `paths`: as in Python, such as `optimizer.SGD.lr`; in a file the class may have a longer name,
+    and the learning rate its other one.
+    """
+    forms = []
+    for path in paths:
+        owner, _, name = path.rpartition(".")
+        root, _, kind = owner.rpartition(".")
+        names = ("lr", "learning_rate") if name == "lr" else (name,)
+        forms.append(
+            rf"(?:trainer\.init\.)?{re.escape(root)}\.(?:[\w.]+\.)?{re.escape(kind)}"
+            rf"\.(?:{'|'.join(map(re.escape, names))})"
+        )
+    form = re.compile("|".join(forms) or r"(?!)")
+    return {key: value for key, value in settings.items() if not form.fullmatch(key)}
+
+
 def compared(found: Sequence[Mapping[str, str]]) -> Comparison:
-    """Compare facts of runs; of one run, all are "the same"."""
+    """Compare facts of runs; of one run, all are "the same".
+
+    A fact differs if two runs have different values; others may lack it.
+    """
     aligned = align(found)
     found = aligned.found
     keys = list(dict.fromkeys(key for one in found for key in one))
@@ -80,8 +105,8 @@ def compared(found: Sequence[Mapping[str, str]]) -> Comparison:
         keys = [key for key in keys if not _ends(key, _RUN_DIR)]
     values = {key: [one.get(key) for one in found] for key in keys}
     same = [key for key in keys if len(set(values[key])) == 1]
-    partial = [key for key in keys if key not in same and None in values[key]]
-    rest = [key for key in keys if key not in same and key not in partial]
+    rest = [key for key in keys if len(set(values[key]) - {None}) > 1]
+    partial = [key for key in keys if key not in same and key not in rest]
     rest.sort(key=lambda key: (key not in aligned.classes, *_order(key, values[key])))
     short = short_paths([*rest, *partial])
     short |= {key: key.removeprefix("trainer.init.") for key in aligned.classes}
@@ -106,13 +131,13 @@ def _order(key: str, values: Sequence[str | None]) -> tuple[bool, float]:
 
 
 def effect(values: Sequence[str | None]) -> float:
-    """Return by how much numbers differ, as the logarithm of the largest ratio.
+    """Return by how much the known numbers differ, as the logarithm of the largest ratio.
 
     Infinite for a change from or to zero or of sign; -1 for what is not a number.
     """
-    numbers = [_number(value) for value in values]
+    numbers = [_number(value) for value in values if value is not None]
     known = [number for number in numbers if number is not None]
-    if len(known) < len(values):
+    if not known or len(known) < len(numbers):
         return -1.0
     low, high = min(known), max(known)
     if low <= 0 <= high:

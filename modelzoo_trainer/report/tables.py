@@ -19,7 +19,7 @@ from modelzoo_trainer.report.metric_names import is_validation, natural
 from modelzoo_trainer.report.metrics_file import Series
 from modelzoo_trainer.report.run import Run
 from modelzoo_trainer.report.run_log import HINT
-from modelzoo_trainer.report.settings import Row, compared, under_common_names
+from modelzoo_trainer.report.settings import Row, compared, under_common_names, without_overridden
 from modelzoo_trainer.report.timeline import KINDS
 
 _MAX_METRICS: Final = 6  # in the overview
@@ -373,6 +373,10 @@ class Tables:
 def settings(runs: Sequence[Run]) -> Tables:
     """Return the settings of the runs as tables."""
     named = under_common_names([run.settings for run in runs], [run.resolved for run in runs])
+    if len(runs) > 1:
+        named = [
+            without_overridden(one, run.overridden) for one, run in zip(named, runs, strict=True)
+        ]
     known = with_samples_per_epoch(named)
     found = _compared(runs, known, "Setting")
     if sum(bool(run.settings) for run in runs) < 2:
@@ -425,7 +429,7 @@ def _cell(cell: str | None) -> str:
 def _marked(cells: Sequence[str | None]) -> list[str]:
     """Return cells, those that differ from the first one marked."""
     return [
-        _cell(cell) if cell == cells[0] else f'<span class="differs">{_cell(cell)}</span>'
+        _cell(cell) if cell in (None, cells[0]) else f'<span class="differs">{cell}</span>'
         for cell in cells
     ]
 

@@ -124,9 +124,32 @@ def test_a_run_from_python_notes_its_settings(make, batches, monkeypatch):
         "shuffle": False,
     }
     assert found["model"] == {"class": "Net", "parameters": 45, "trainable": 45}
+    assert found["settings"]["model"] == {"class": "Net", "parameters": 45}
+    assert found["overridden"] == []
     assert found["environment"]["command"] == "train.py --api_key=***"
     assert "torch" in found["environment"]["versions"]
     assert found["environment"]["processes"] == 1
+
+
+class Wide(torch.nn.Linear):
+    def __init__(self, width, depth, api_key):
+        super().__init__(4, width)
+        self.depth, self.api_key = depth, api_key
+
+    def forward(self, batch):
+        return super().forward(batch[0]).square().mean()
+
+
+def test_the_arguments_of_a_model_are_noted_with_its_size(make, batches):
+    trainer = make(JsonlLogger(), model=lambda: Wide(16, 3, "abc123def"), max_steps=1)
+    trainer.fit(batches)
+    assert facts(trainer)["settings"]["model"] == {
+        "class": "Wide",
+        "depth": 3,
+        "in_features": 4,
+        "out_features": 16,
+        "parameters": 80,
+    }
 
 
 def test_all_arguments_of_shipped_parts_are_noted(make, batches):
@@ -225,6 +248,7 @@ def test_the_learning_rate_is_noted_as_it_was_given_and_not_as_a_warm_up_begins(
     assert found["optimizer"]["SGD"]["lr"] == 0.1
     noted = {"start_factor": 0.25, "end_factor": 1.0, "total_iters": 3}
     assert found["schedulers"] == [{"LinearLR": noted}]
+    assert facts(trainer)["overridden"] == []  # it scales the learning rate
 
 
 def test_settings_are_noted_as_given_and_not_as_our_schedules_begin(make, batches):
@@ -240,6 +264,7 @@ def test_settings_are_noted_as_given_and_not_as_our_schedules_begin(make, batche
     trainer.fit(batches)
     found = facts(trainer)["settings"]["optimizer"]["AdamW"]
     assert (found["lr"], found["weight_decay"]) == (3e-3, 0.5)
+    assert facts(trainer)["overridden"] == ["optimizer.AdamW.lr", "optimizer.AdamW.weight_decay"]
     trainer.fit(batches)  # the schedules have ended
     assert facts(trainer)["settings"]["optimizer"]["AdamW"] == found
 

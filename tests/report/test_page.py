@@ -152,6 +152,22 @@ def test_a_run_from_a_file_and_one_from_python_are_compared_under_the_same_names
     assert "TrainingLoop" not in of_files
 
 
+def test_a_learning_rate_that_a_schedule_replaces_is_not_compared(write_run, page_of):
+    def write(name, lr):
+        facts = {"environment": {}, "settings": {}, "overridden": ["optimizer.SGD.lr"]}
+        params = (
+            f"trainer: {{init: {{seed: 1, optimizer: {{SGD: {{lr: {lr}, momentum: {lr}}}}}}}}}\n"
+        )
+        files = {"logs/20260101_000000/run.json": json.dumps(facts)}
+        return write_run(name, losses(1), params=params, files=files)
+
+    runs = write("a", 0.1), write("b", 0.5)
+    text = configuration(page_of(*runs)).replace("<wbr>", "")
+    assert "SGD.momentum" in text
+    assert "SGD.lr" not in text
+    assert "SGD.lr" in configuration(page_of(runs[0])).replace("<wbr>", "")  # as it was given
+
+
 def test_the_best_value_of_the_runs_is_marked(write_run, page_of):
     html = page_of(write_run("a", losses(10)), write_run("b", losses(10, scale=0.5)))
     row = re.search(r"<tr>(?:(?!</tr>).)*>b</span>.*?</tr>", html, re.DOTALL)[0]

@@ -2,7 +2,12 @@
 
 import pytest
 
-from modelzoo_trainer.report.settings import compared, short_paths, under_common_names
+from modelzoo_trainer.report.settings import (
+    compared,
+    short_paths,
+    under_common_names,
+    without_overridden,
+)
 
 
 def differing(first, second):
@@ -19,6 +24,40 @@ def test_the_largest_ratio_comes_first_and_seeds_last():
         ("a.name", ("x", "y")),
         ("a.seed", ("1", "9999")),
     ]
+
+
+def test_a_pair_that_differs_is_shown_whatever_other_runs_record():
+    runs = [{"a.n": "16", "a.only": "1"}, {"a.n": "8", "a.only": "1"}, {}]
+    found = compared(runs)
+    assert [(row.name, row.cells) for row in found.differing] == [
+        ("a.n", ("16", "8 <small>(&times; 0.5)</small>", None))
+    ]
+    assert [(row.name, row.cells) for row in found.partial] == [("a.only", ("1", "1", None))]
+
+
+def test_what_is_not_recorded_changes_no_order():
+    first, second = {"a.big": "1", "a.small": "10"}, {"a.big": "100", "a.small": "11"}
+    found = compared([{}, first, second])
+    assert [row.name for row in found.differing] == ["a.big", "a.small"]
+    assert found.differing[0].cells == (None, "1", "100")
+
+
+@pytest.mark.parametrize(
+    ("key", "is_kept"),
+    [
+        ("optimizer.SGD.lr", False),
+        ("trainer.init.optimizer.SGD.lr", False),
+        ("trainer.init.optimizer.torch.optim.SGD.lr", False),
+        ("trainer.init.optimizer.SGD.learning_rate", False),
+        ("trainer.init.optimizer.SGD.momentum", True),
+        ("optimizer.Adam.lr", True),
+        ("schedulers[0].LinearLR.lr", True),
+    ],
+)
+def test_what_a_schedule_replaces_is_left_out(key, is_kept):
+    kept = without_overridden({key: "1", "seed": "2"}, ["optimizer.SGD.lr"])
+    assert kept == ({key: "1", "seed": "2"} if is_kept else {"seed": "2"})
+    assert without_overridden({key: "1"}, []) == {key: "1"}
 
 
 FILE = {"trainer.init.loop.max_steps": "5", "trainer.init.model.width": "8"}
