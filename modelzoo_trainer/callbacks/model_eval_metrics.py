@@ -25,8 +25,8 @@ class ModelEvalMetrics(Callback):
     Every scalar tensor in the model's output is averaged over the batches of all processes, with
     the weights of the loss: samples, or `num_items` if the output has it. Every submodule with the
     methods `compute` and `reset`, such as those of torchmetrics, is reset at the beginning of a
-    validation, computed at its end and logged under its name. Nothing is logged for a validation
-    that was interrupted.
+    validation, computed at its end and logged under its name; padding batches do not change it.
+    Nothing is logged for a validation that was interrupted.
 
     Batches and processes may have different metrics, such as one per class: each is averaged over
     the batches that have it.
@@ -43,6 +43,7 @@ class ModelEvalMetrics(Callback):
 
     def __init__(self) -> None:
         self._means = NamedMeans()
+        self._before_padding: list[tuple[Module, dict[str, Any]]] = []
 
     @override
     def on_enter_validate(
@@ -59,9 +60,21 @@ class ModelEvalMetrics(Callback):
             metric.reset()
 
     @override
+    def on_validate_step_start(self, trainer: Trainer, model: Module, batch: Batch) -> None:
+        if trainer.is_padding:  # its forward pass updates them
+            self._before_padding = [
+                (part, _state_of(part))
+                for _, metric in metric_modules(model)
+                for part in metric.modules()
+            ]
+
+    @override
     def on_validate_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
+        for part, state in self._before_padding:
+            vars(part).update(state)
+        self._before_padding = []
         own = getattr(trainer.model, "validation_means", None)
         found = {} if own is None else own(outputs, batch)
         for name, (value, weight, function) in found.items():
@@ -94,6 +107,25 @@ def metric_modules(model: Module) -> Iterator[tuple[str, Any]]:
         methods = (getattr(module, "compute", None), getattr(module, "reset", None))
         if all(map(callable, methods)):
             yield name, module
+
+
+def _state_of(module: Module) -> dict[str, Any]:
+    """Return copies of a module's attributes, except its parameters and submodules."""
+    return {
+        name: _copied(value)
+        for name, value in vars(module).items()
+        if name not in ("_parameters", "_modules")
+    }
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if type(value) is list:
+        return [_copied(inner) for inner in value]
+    if type(value) is dict:
+        return {key: _copied(inner) for key, inner in value.items()}
+    return value
 
 
 def _named(name: str, value: Any) -> dict[str, Any]:

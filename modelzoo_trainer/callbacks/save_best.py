@@ -371,12 +371,16 @@ class SaveBest(Callback):
             )
 
     def _use(self, trainer: Trainer) -> None:
-        """Use the value that has arrived, if it belongs to the current weights."""
+        """Use the value that has arrived, if it belongs to the current weights. Collective.
+
+        If the metric differs between processes, that of the main process is used.
+        """
         arrived, self._arrived = self._arrived, None
+        if trainer.backend.caps.holds_values:
+            arrived = trainer.backend.comm.broadcast_object(arrived)
         if arrived is None or not trainer.backend.caps.holds_values:
             return
-        # If the metric differs between processes, that of the main process is used.
-        value, step = trainer.backend.comm.broadcast_object(arrived)
+        value, step = arrived
         if step != trainer.global_step:
             self._warn_late(step, trainer.global_step)
         elif not math.isfinite(value):

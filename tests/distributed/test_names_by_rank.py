@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
-from modelzoo_trainer.callbacks import ComputeNormGNS, ModelEvalMetrics, RunHistory
+from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop
+from modelzoo_trainer.callbacks import (
+    ComputeNormGNS,
+    EarlyStopping,
+    ModelEvalMetrics,
+    RunHistory,
+    SaveBest,
+)
 from tests.distributed.ranks import run_ranks, try_ranks
 from tests.doubles import History
 
@@ -233,3 +240,75 @@ def test_gradients_that_only_one_process_has_count_as_zero_on_the_other(tmp_path
     alone = train_manually(0, tmp_path / "alone", 2)
     for found in run_ranks(2, train_manually, tmp_path / "together", 1):
         assert found == pytest.approx(alone, rel=1e-12)
+
+
+class Scores(Callback):
+    """Logs a metric of a validation on some processes only."""
+
+    def __init__(self, *ranks: int) -> None:
+        self.ranks = ranks
+
+    def on_validate_end(self, trainer, model, loop):
+        if trainer.backend.comm.rank in self.ranks:
+            trainer.log_metrics(score=float(trainer.global_step))
+
+
+def train_scored(rank: int, folder: Path, ranks: tuple[int, ...]) -> list[str]:
+    best = SaveBest("validate_0/score", mode="max")
+    loop = TrainingLoop(num_epochs=2, eval_frequency="epoch")
+    callbacks = [Scores(*ranks), best, EarlyStopping("validate_0/score", patience=5)]
+    with make(folder, Counting(0, 0), loop=loop, callbacks=callbacks) as trainer:
+        trainer.fit(numbers(0, 4), numbers(0, 2))
+    return [entry["name"] for entry in best.best]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "names"), [((0,), ["best_4"]), ((1,), [])])
+def test_the_best_weights_are_by_the_metric_of_the_main_process(tmp_path, ranks, names):
+    assert run_ranks(2, train_scored, tmp_path, ranks, timeout_s=60) == [names, names]
+
+
+class Total(nn.Module):
+    """A metric in the style of torchmetrics, over all processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros((), dtype=torch.float64))
+        self.reset()
+
+    def reset(self) -> None:
+        self.total = torch.zeros((), dtype=torch.float64)
+        self.seen: list[torch.Tensor] = []
+
+    def update(self, values: torch.Tensor) -> None:
+        self.total += values.sum()
+        self.seen.append(values)
+
+    def compute(self) -> Any:
+        found = torch.stack(
+            [self.total, torch.cat(self.seen).numel() * torch.ones_like(self.total)]
+        )
+        if dist.is_initialized():
+            dist.all_reduce(found)
+        return {"sum": found[0], "num": found[1]}
+
+
+class Measured(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(1, 1, dtype=torch.float64)
+        self.score = Total()
+
+    def forward(self, batch: Any) -> Any:
+        self.score.update(batch[0])
+        return super().forward(batch[0]).square().mean()
+
+
+def measure(rank: int, folder: Path) -> dict[str, Any]:
+    with make(folder, Measured(), callbacks=[ModelEvalMetrics()]) as trainer:
+        metrics = dict(trainer.validate(numbers(1, 5), ckpt_path=None).metrics)
+    return {name: value for name, value in metrics.items() if name.startswith("score")}
+
+
+def test_padding_batches_do_not_change_metric_modules(tmp_path):
+    for found in run_ranks(3, measure, tmp_path):
+        assert found == {"score/sum": 15, "score/num": 5}
