@@ -16,6 +16,7 @@ import torch
 from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
 from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.conversion.cerebras_experts import implementation_of, rule_of_experts
+from modelzoo_trainer.conversion.cerebras_models import aliases_of_model, rules_of_model
 from modelzoo_trainer.conversion.engine import (
     OUR_EMBEDDING,
     Plan,
@@ -26,6 +27,7 @@ from modelzoo_trainer.conversion.engine import (
 from modelzoo_trainer.conversion.families.bloom import OUR_SLOPES, Slopes
 from modelzoo_trainer.conversion.rules import Copy, InterleavedRows, Rule
 from modelzoo_trainer.errors import CheckpointError, ConfigError
+from modelzoo_trainer.models.bert.settings import EncoderSettings
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.published_names import published_name
 
@@ -146,7 +148,7 @@ def _is_hdf5(path: Path) -> bool:
 
 def plan_from_cerebras(
     source: Source,
-    settings: DecoderSettings,
+    settings: Any,
     shapes: Mapping[str, Shape],
     *,
     where: str,
@@ -156,7 +158,7 @@ def plan_from_cerebras(
 
     Args:
         source: Their tensors.
-        settings: Of our decoder.
+        settings: Of our decoder, or another model of ours without values.
         shapes: Of its tensors: see `engine.shapes_of`.
         where: Where their tensors are, for messages.
         dtype: Of the weights; None = as of the source.
@@ -167,6 +169,14 @@ def plan_from_cerebras(
     """
     names = source.names()
     prefix = PREFIX if any(name.startswith(PREFIX) for name in names) else ""
+    if not _is_decoder(settings):
+        aliases = {
+            f"{prefix}{one}": prefix + two for one, two in aliases_of_model(settings).items()
+        }
+        for alias, name in aliases.items():
+            _check_equal(source, name, alias, where, "though both are the same weights")
+        rules = rules_of_model(settings, shapes, prefix)
+        return plan_named_as_ours(rules, source, shapes, ignored=aliases, where=where, dtype=dtype)
     ignored = {f"{prefix}{again}" for again in _FINAL_NORM.values()}
     if settings.experts is not None and settings.experts.routing_algorithm != "learned":
         ignored |= {name for name in names if _UNUSED_ROUTER.search(name)}
@@ -182,6 +192,11 @@ def plan_from_cerebras(
     return plan_named_as_ours(rules, source, shapes, ignored=ignored, where=where, dtype=dtype)
 
 
+def _is_decoder(settings: Any) -> bool:
+    """Return whether settings are those of a decoder, and not another model."""
+    return isinstance(settings, DecoderSettings) and not isinstance(settings, EncoderSettings)
+
+
 def _check_equal(source: Source, one: str, other: str, where: str, why: str) -> None:
     """Refuse two tensors that are there and differ."""
     names = source.names()
@@ -191,31 +206,36 @@ def _check_equal(source: Source, one: str, other: str, where: str, why: str) -> 
 
 def plan_to_cerebras(
     source: Source,
-    settings: DecoderSettings,
+    settings: Any,
     shapes: Mapping[str, Shape],
     *,
     where: str,
     dtype: torch.dtype | None = None,
 ) -> Plan:
     """Plan the weights of the Model Zoo from ours; arguments as of `plan_from_cerebras`."""
-    rules = rules_of(settings, shapes)
+    if _is_decoder(settings):
+        rules = rules_of(settings, shapes)
+    else:
+        rules = rules_of_model(settings, shapes, PREFIX)
     return plan_theirs(rules, source, shapes, where=where, dtype=dtype)
 
 
-def aliases_of(settings: DecoderSettings, names: Collection[str]) -> dict[str, str]:
+def aliases_of(settings: Any, names: Collection[str]) -> dict[str, str]:
     """Return further names of tensors there, as the state of such a model has them.
 
     Args:
         settings: Of our decoder.
         names: Of the tensors there.
     """
+    if not _is_decoder(settings):
+        return {f"{PREFIX}{one}": PREFIX + two for one, two in aliases_of_model(settings).items()}
     found = {f"{PREFIX}{again}": f"{PREFIX}{once}" for once, again in _FINAL_NORM.items()}
     if settings.share_embedding_weights:
         found[f"{PREFIX}lm_head.weight"] = f"{PREFIX}{_their_name(OUR_EMBEDDING)}"
     return {alias: name for alias, name in found.items() if name in names}
 
 
-def state_of(plan: Plan, settings: DecoderSettings) -> dict[str, Any]:
+def state_of(plan: Plan, settings: Any) -> dict[str, Any]:
     """Return the state for a file of torch.save, as a checkpoint of the Model Zoo has it.
 
     Cost: All tensors in host memory.

@@ -53,6 +53,7 @@ from modelzoo_trainer.conversion.transformers_model import (
 )
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hugging_face.folders import CONFIG_FILE, SETTINGS_PATTERNS, local_folder
+from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.hugging_face.saving import shared_names
 from modelzoo_trainer.regular_files import require_files_inside
 
@@ -297,13 +298,15 @@ def _write_ours(request: Request, weights: _Weights) -> tuple[str, Plan]:
     plan, model = weights.plan, weights.model
     assert plan is not None
     tokenizer, where = tokenizer_of(request.tokenizer, weights.path)
-    tokenizer.check(model.settings.vocab_size, where)
+    settings = model.settings
+    if (vocab_size := getattr(settings, "vocab_size", None)) is not None:
+        tokenizer.check(vocab_size, where)
     arguments = {key: value for key, value in model.arguments.items() if value is not None}
     text = request.to_yaml({"model": {"name": model.name, **arguments}})
     write_ours(
         request.target,
         plan,
-        aliases=aliases_of(model.settings),
+        aliases=aliases_of(settings),
         model_yaml=f"# The settings of the model whose weights are in this folder.\n{text}",
         tokenizer=tokenizer,
         shard_bytes=request.shard_bytes,
@@ -312,6 +315,8 @@ def _write_ours(request: Request, weights: _Weights) -> tuple[str, Plan]:
 
 
 def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, Plan]:
+    if not issubclass(weights.model.model_class, Decoder):
+        raise ConfigError(f"--to hf: {weights.model.where}: {weights.model.name} has no family.")
     export = plan_export(
         weights.source,
         weights.model.settings,
@@ -351,5 +356,5 @@ def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, Plan]:
                 aliases=aliases,
             )
     what = "weights with the names of the Cerebras Model Zoo"
-    experts = settings.experts
+    experts = getattr(settings, "experts", None)
     return what if experts is None else f"{what} ({experts.moe_implementation} experts)", plan

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modelzoo_trainer.checkpointing.weights_folder import Shape, TensorSpec
 from modelzoo_trainer.conversion.family import Family
 from modelzoo_trainer.conversion.rules import Copy, Rule, common_dtype
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.models.decoder import Decoder
 
 _DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 OUR_HEAD: Final = "lm_head.weight"
@@ -94,17 +93,28 @@ class PartOf:
         return self._source.read(self._prefix + name)
 
 
-def shapes_of(cls: type[Decoder], arguments: Mapping[str, Any]) -> dict[str, Shape]:
-    """Return the shapes of the tensors of a decoder, without allocating any.
+def shapes_of(cls: type[nn.Module], arguments: Mapping[str, Any]) -> dict[str, Shape]:
+    """Return the shapes of the tensors of a model, without allocating any.
 
-    An output layer that shares the weights of the embedding is not listed.
+    Tied weights, such as an output layer with the weights of the embedding, are listed once.
     """
     with torch.device("meta"):
         model = cls(**arguments)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if model.share_embedding_weights:
-        del shapes[OUR_HEAD]
+    for alias in tied_names(model):
+        del shapes[alias]
     return shapes
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Return the names of tensors that share their values with one of an earlier name: this."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        kept = first.setdefault(id(tensor), name)
+        if kept != name:
+            found[name] = kept
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

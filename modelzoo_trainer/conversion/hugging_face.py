@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
 from modelzoo_trainer.checkpointing.weights_folder import (
@@ -26,6 +27,7 @@ from modelzoo_trainer.conversion.engine import (
     plan_ours,
     plan_theirs,
     shapes_of,
+    tied_names,
 )
 from modelzoo_trainer.conversion.family import Family, families, family_for, family_of
 from modelzoo_trainer.conversion.scales import FACTORS, Scaled, without_factors
@@ -296,8 +298,13 @@ def write_ours(
         write_tensors(hidden, plan.specs, plan.tensors(), shard_bytes=shard_bytes, aliases=aliases)
 
 
-def aliases_of(settings: DecoderSettings) -> dict[str, str]:
-    """Return further names of our tensors: tied weights."""
+def aliases_of(settings: Any) -> dict[str, str]:
+    """Return further names of our tensors: tied weights.
+
+    `settings`: of a decoder, or another model without values.
+    """
+    if isinstance(settings, nn.Module):
+        return tied_names(settings)
     return {OUR_HEAD: OUR_EMBEDDING} if settings.share_embedding_weights else {}
 
 

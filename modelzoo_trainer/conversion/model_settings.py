@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from modelzoo_trainer.checkpointing.lazy_weights import is_checkpoint
 from modelzoo_trainer.checkpointing.weights import read_part
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.inner_decoder import decoder_of
 from modelzoo_trainer.models.lora import LoraConfig, configs_of
+from modelzoo_trainer.models.registry import model_class
 from modelzoo_trainer.regular_files import require_inside
 
 MODEL_YAML: Final = "model.yaml"
 _METADATA: Final = "__metadata__"
 _PREFERENCE: Final = "dpo"
 _THEIRS: Final = ("hf_causal_lm", "hf_model")
+OTHERS: Final = (
+    *("bert", "bert/classifier", "bert/extractive_summarization", "bert/token_classifier"),
+    *("esm2", "t5", "transformer", "vision_transformer"),
+)
+"""Models besides decoders whose weights are converted."""
 _NAMES: Final = ("name", "model_name")
 _LORA: Final = "Lora"
 _POLICY: Final = "policy_model"
@@ -32,22 +40,31 @@ the callbacks beside it; the second argument is the name of the content in messa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """The settings of a decoder, and where they are from.
+    """The settings of a model, and where they are from.
 
-    The decoder is the whole model, or the policy of `dpo`.
+    The model is the whole one, or the policy of `dpo`.
     """
 
     name: str  # of the model in a configuration
-    model_class: type[Decoder]
+    model_class: Any
     arguments: Mapping[str, Any]  # of the constructor
     where: str
     prefix: str = ""  # of the names of its weights, as a part of another model
     root: RootSettings | None = None  # the whole model with its adapters
 
     @property
-    def settings(self) -> DecoderSettings:
-        """The settings, with defaults."""
-        return self.model_class.settings_of(**self.arguments)
+    def settings(self) -> Any:
+        """The settings, with defaults: those of a decoder, or another model without values."""
+        if issubclass(self.model_class, Decoder):
+            return self.model_class.settings_of(**self.arguments)
+        return on_meta(self.model_class, self.arguments)
+
+
+def on_meta(cls: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return a model without values, which has its settings as attributes."""
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of settings without effect: said when a run begins
+        return cls(**arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +163,17 @@ def _settings_in(
 
 def _decoder_settings(root: RootSettings, given: Mapping[str, Any]) -> ModelSettings:
     where, key, prefix = root.where, "model", ""
+    if root.name in OTHERS:
+        return _model_settings(root)
     if root.policy is not None:
         given, key, prefix = root.policy, f"model.{_POLICY}", f"{_POLICY}."
     try:
-        cls, arguments = decoder_of("model", given, others=() if prefix else _THEIRS)
+        cls, arguments = decoder_of("model", given, others=() if prefix else (*OTHERS, *_THEIRS))
     except ConfigError as error:
         text = str(error).replace("model.model", key)
         raise ConfigError(
-            f"{where}: {text} Only weights of decoders, {', '.join(_THEIRS)} and {_PREFERENCE} are "
-            f"converted."
+            f"{where}: {text} Only weights of decoders, {', '.join((*OTHERS, *_THEIRS))} and "
+            f"{_PREFERENCE} are converted."
         ) from None
     arguments = {key: value for key, value in arguments.items() if value is not None}
     try:
@@ -168,6 +187,19 @@ def _decoder_settings(root: RootSettings, given: Mapping[str, Any]) -> ModelSett
         where=where,
         prefix=prefix,
         root=root,
+    )
+
+
+def _model_settings(root: RootSettings) -> ModelSettings:
+    """Return the settings of a model that is not a decoder."""
+    cls: Any = model_class(root.name)
+    arguments = {key: value for key, value in root.arguments.items() if value is not None}
+    try:
+        cls.check_arguments(**arguments)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{root.where}: {error}") from None
+    return ModelSettings(
+        name=root.name, model_class=cls, arguments=arguments, where=root.where, root=root
     )
 
 
