@@ -53,7 +53,6 @@ from modelzoo_trainer.conversion.transformers_model import (
 )
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hugging_face.folders import CONFIG_FILE, SETTINGS_PATTERNS, local_folder
-from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.hugging_face.saving import shared_names
 from modelzoo_trainer.regular_files import require_files_inside
 
@@ -315,8 +314,6 @@ def _write_ours(request: Request, weights: _Weights) -> tuple[str, Plan]:
 
 
 def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, Plan]:
-    if not issubclass(weights.model.model_class, Decoder):
-        raise ConfigError(f"--to hf: {weights.model.where}: {weights.model.name} has no family.")
     export = plan_export(
         weights.source,
         weights.model.settings,

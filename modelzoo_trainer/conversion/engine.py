@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
@@ -14,8 +15,10 @@ from modelzoo_trainer.checkpointing.weights_folder import Shape, TensorSpec
 from modelzoo_trainer.conversion.family import Family
 from modelzoo_trainer.conversion.rules import Copy, Rule, common_dtype
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.models.decoder import Decoder
 
 _DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_OLDER_NORM: Final = re.compile(r"(LayerNorm)\.(gamma|beta)$")
 OUR_HEAD: Final = "lm_head.weight"
 OUR_EMBEDDING: Final = "token_embeddings.weight"
 
@@ -98,12 +101,23 @@ def shapes_of(cls: type[nn.Module], arguments: Mapping[str, Any]) -> dict[str, S
 
     Tied weights, such as an output layer with the weights of the embedding, are listed once.
     """
-    with torch.device("meta"):
-        model = cls(**arguments)
+    model = on_meta(cls, arguments)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for alias in tied_names(model):
         del shapes[alias]
     return shapes
+
+
+def on_meta(cls: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return a model without values, which has its settings as attributes."""
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of settings without effect: said when a run begins
+        return cls(**arguments)
+
+
+def settings_of(cls: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return the settings of a decoder, or another model without values, which has them."""
+    return cls.settings_of(**arguments) if issubclass(cls, Decoder) else on_meta(cls, arguments)
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -281,7 +295,14 @@ def plan_ours(
     _check_covered(rules, shapes)
     expected = _their_shapes(rules, shapes)
     names = _names_in(source, expected, family.base_prefix)
-    dropped = {*_matching(names, family.dropped)}
+    unread = [name for rule in rules if not rule.ours for name in rule.theirs]
+    rules = [rule for rule in rules if rule.ours or not rule.theirs]
+    expected = {name: shape for name, shape in expected.items() if name not in unread}
+    dropped = {*_matching(names, family.dropped), *unread}
+    for name, again in family.same.items():
+        if name in names and again in names:
+            _check_same(source, names[name], names[again], where)
+            dropped.add(name)
     is_tied = family.head not in expected
     if is_tied and family.head in names:
         _check_tied(source, names, family, where)
@@ -380,12 +401,25 @@ def _names_in(source: Source, expected: Collection[str], prefix: str) -> dict[st
     full: dict[str, str] = {}
     for name in found:
         known = name if name in expected or not lacks_prefix else f"{prefix}{name}"
-        full[known] = name
+        full[_OLDER_NORM.sub(_as_today, known)] = name
     return full
+
+
+def _as_today(found: re.Match[str]) -> str:
+    return f"{found[1]}.{'weight' if found[2] == 'gamma' else 'bias'}"
 
 
 def _matching(names: Collection[str], patterns: Sequence[str]) -> list[str]:
     return [name for name in names if any(re.fullmatch(one, name) for one in patterns)]
+
+
+def _check_same(source: Source, one: str, other: str, where: str) -> None:
+    is_equal = source.shape(one) == source.shape(other)
+    if not is_equal or not torch.equal(source.read(one), source.read(other)):
+        raise CheckpointError(
+            f"{where}: {one} differs from {other}, but they are the same weights in the models of "
+            f"this package."
+        )
 
 
 def _check_tied(source: Source, names: Mapping[str, str], family: Family, where: str) -> None:

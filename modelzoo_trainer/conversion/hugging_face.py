@@ -26,10 +26,17 @@ from modelzoo_trainer.conversion.engine import (
     Source,
     plan_ours,
     plan_theirs,
+    settings_of,
     shapes_of,
     tied_names,
 )
-from modelzoo_trainer.conversion.family import Family, families, family_for, family_of
+from modelzoo_trainer.conversion.family import (
+    Family,
+    families,
+    family_for,
+    family_of,
+    other_families,
+)
 from modelzoo_trainer.conversion.scales import FACTORS, Scaled, without_factors
 from modelzoo_trainer.conversion.tokenizer_files import (
     GENERATION,
@@ -46,7 +53,7 @@ SHARD_BYTES: Final = 5_000_000_000
 """The default maximum size of a file of weights."""
 
 
-def arguments_of(settings: DecoderSettings) -> dict[str, Any]:
+def arguments_of(settings: Any) -> dict[str, Any]:
     """Return the constructor arguments of a decoder with these settings."""
     cls = type(settings)
     if isinstance(settings, Decoder):
@@ -96,7 +103,7 @@ class Export:
 
 def plan_export(
     source: Source,
-    settings: DecoderSettings,
+    settings: Any,
     *,
     where: str,
     name: str | None = None,
@@ -130,8 +137,8 @@ def plan_export(
 
 
 def family_fitting(
-    settings: DecoderSettings, *, name: str | None = None, family: str | None = None
-) -> tuple[Family, dict[str, Any], DecoderSettings, dict[str, float]]:
+    settings: Any, *, name: str | None = None, family: str | None = None
+) -> tuple[Family, dict[str, Any], Any, dict[str, float]]:
     """Return the family of our settings, its config.json, and the settings that it fits.
 
     These differ from ours if the factors of muP and others are to be multiplied into the weights.
@@ -148,7 +155,7 @@ def family_fitting(
         ConfigError: If a setting has no counterpart.
     """
 
-    def fit(one: DecoderSettings) -> tuple[Family, dict[str, Any]]:
+    def fit(one: Any) -> tuple[Family, dict[str, Any]]:
         if family is None:
             return family_for(one, name)
         asked = _family_asked(family)
@@ -165,10 +172,12 @@ def family_fitting(
 
 
 def _with_fewer_factors(
-    settings: DecoderSettings,
-) -> Iterator[tuple[DecoderSettings, dict[str, float]]]:
+    settings: Any,
+) -> Iterator[tuple[Any, dict[str, float]]]:
     """Yield the settings, then those with factors multiplied into the weights."""
     yield settings, {}
+    if isinstance(settings, nn.Module) and not isinstance(settings, Decoder):
+        return
     for of_embedding in dict.fromkeys((False, settings.embeddings_scale != 1)):
         arguments, factors = without_factors(
             settings, arguments_of(settings), of_embedding=of_embedding
@@ -178,7 +187,7 @@ def _with_fewer_factors(
 
 
 def _family_asked(name: str) -> Family:
-    known = families()
+    known = families() | other_families()
     if name not in known:
         raise ConfigError(f"--family: {name!r} is not one of {', '.join(sorted(known))}.")
     return known[name]
@@ -206,13 +215,16 @@ def write_export(
         CheckpointError: If the folder exists or cannot be written, or the source is damaged.
     """
     tokenizer = tokenizer or TokenizerFiles()
-    tokenizer.check(export.config["vocab_size"], tokenizer_where)
+    if "vocab_size" in export.config:
+        tokenizer.check(export.config["vocab_size"], tokenizer_where)
     # Given though they are null: classes have defaults of their own.
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {name: tokenizer.token_ids.get(name) for name in names}
+    if export.family.kind != "decoder":
+        ids = {name: one for name, one in ids.items() if one is not None}
     with new_folder(folder, num_bytes_of(export.plan.specs)) as hidden:
         write_json(hidden / "config.json", {**export.config, **ids})
-        if GENERATION not in tokenizer.content:
+        if GENERATION not in tokenizer.content and export.family.generates:
             write_json(hidden / GENERATION, {"_from_model_config": True, **ids})
         tokenizer.write(hidden)
         write_tensors(hidden, export.plan.specs, export.plan.tensors(), shard_bytes=shard_bytes)
@@ -233,7 +245,7 @@ class Import:
 
     family: Family
     arguments: Mapping[str, Any]
-    settings: DecoderSettings
+    settings: Any
     plan: Plan
     weights: LazyWeights
 
@@ -255,7 +267,7 @@ def plan_import(folder: Path, *, key: str, dtype: torch.dtype | None = None) -> 
     where = str(folder / "config.json")
     family = family_of(config, where=where)
     arguments = family.read_config(config, where)
-    settings = family.model_class.settings_of(**arguments)
+    settings = settings_of(family.model_class, arguments)
     weight_files(folder, key=key)
     shapes = shapes_of(family.model_class, arguments)
     weights = open_weights(folder)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from modelzoo_trainer.checkpointing.lazy_weights import is_checkpoint
 from modelzoo_trainer.checkpointing.weights import read_part
+from modelzoo_trainer.conversion.engine import settings_of
 from modelzoo_trainer.errors import CheckpointError, ConfigError
-from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.inner_decoder import decoder_of
 from modelzoo_trainer.models.lora import LoraConfig, configs_of
 from modelzoo_trainer.models.registry import model_class
@@ -55,16 +52,7 @@ class ModelSettings:
     @property
     def settings(self) -> Any:
         """The settings, with defaults: those of a decoder, or another model without values."""
-        if issubclass(self.model_class, Decoder):
-            return self.model_class.settings_of(**self.arguments)
-        return on_meta(self.model_class, self.arguments)
-
-
-def on_meta(cls: Any, arguments: Mapping[str, Any]) -> Any:
-    """Return a model without values, which has its settings as attributes."""
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of settings without effect: said when a run begins
-        return cls(**arguments)
+        return settings_of(self.model_class, self.arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final, NoReturn, cast
+
+from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
@@ -39,6 +42,7 @@ _GENERATION: Final = frozenset(
     }
 )
 _DISABLED: Final = ("add_cross_attention", "is_encoder_decoder", "tie_encoder_decoder")
+OF_SEQ2SEQ: Final = ("add_cross_attention", "tie_encoder_decoder")
 
 
 class ConfigReader:
@@ -48,12 +52,23 @@ class ConfigReader:
         config: Its content.
         where: The file, for messages.
         family: The name of the family, for messages.
+        instead: The model here that takes any model of `transformers`, for messages.
+        disabled: Keys that must be false.
     """
 
-    def __init__(self, config: Mapping[str, Any], where: str, family: str) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        where: str,
+        family: str,
+        instead: str = "hf_causal_lm",
+        disabled: tuple[str, ...] = _DISABLED,
+    ) -> None:
         self._config = config
         self._where = where
         self._family = family
+        self._instead = instead
+        self._disabled = disabled
         self._taken: set[str] = set()
 
     def has(self, key: str) -> bool:
@@ -142,13 +157,13 @@ class ConfigReader:
         reason = f" ({why})" if why else ""
         raise ConfigError(
             f"{self._where}: {key}: {_shown(self._config.get(key))} has no counterpart in the "
-            f"decoders of modelzoo_trainer{reason}. Use this model as it is, with model.name: "
-            f"hf_causal_lm."
+            f"models of modelzoo_trainer{reason}. Use this model as it is, with model.name: "
+            f"{self._instead}."
         )
 
     def finish(self) -> None:
         """Refuse the first key that was not read and may change what the model computes."""
-        for key in _DISABLED:
+        for key in self._disabled:
             self.expect(key, False)
         known = self._taken | HARMLESS | _GENERATION
         for key, value in self._config.items():
@@ -315,7 +330,49 @@ class SettingsReader:
         )
 
 
-def _defaults(settings: DecoderSettings) -> dict[str, Any]:
+_OF_TRAINING_ELSEWHERE: Final = re.compile(
+    r".*(dropout|initializer).*|.*loss.*|label_smoothing|compute_eval_metrics|mixed_precision"
+    r"|attention_(kernel|softmax_fp32)|fp16_type|fold_rope_consts|freeze|stochastic_depth_.*"
+    r"|initializer_range|embd_pdrop|problem_type"
+)
+"""Settings of other models that do not change the logits of a trained one."""
+
+
+class ModelReader(SettingsReader):
+    """The settings of one of our models besides the decoders, which are its attributes."""
+
+    settings: Any
+
+    def __init__(self, settings: Any, family: str) -> None:
+        super().__init__(settings, family)
+
+    def accept(self, *names: str) -> None:
+        """Accept settings with any value: the others give their effect, or they have none."""
+        self._taken |= {*names}
+
+    def expect_all(self, values: Mapping[str, Any]) -> None:
+        """Refuse the first setting that has another value."""
+        for name, value in values.items():
+            self.expect(name, value)
+
+    @override
+    def finish(self) -> None:
+        for name, default in _defaults(self.settings).items():
+            if name in self._taken or _OF_TRAINING_ELSEWHERE.fullmatch(name):
+                continue
+            if getattr(self.settings, name) != default and not self._has_no_effect(name):
+                self.refuse(name)
+
+    def _has_no_effect(self, name: str) -> bool:
+        positions = getattr(self.settings, "position_embedding_type", None)
+        return (
+            (name in ("rope_theta", "rotary_dim") and positions != "rotary")
+            or (name.startswith(("num_relative", "relative_")) and positions != "relative")
+            or (name == "alibi_trainable_slopes" and positions != "alibi")
+        )
+
+
+def _defaults(settings: Any) -> dict[str, Any]:
     return {field.name: field.default for field in fields(settings)}
 
 
