@@ -221,7 +221,8 @@ class Features:
             raise ConfigError(
                 f"{where} the token id {least if least < 0 else most}; those of the model are 0 to "
                 f"{'vocab_size - 1' if self._vocab_size is None else self._vocab_size - 1}. Use "
-                f"the tokenizer of the model, or increase vocab_size."
+                f"the tokenizer of the model, or increase vocab_size; of a folder's weights: "
+                f"resize_token_embeddings."
             )
         limit = self._max_positions
         if is_input and limit is not None and ids.ndim and len(ids) > limit:

@@ -101,7 +101,9 @@ class FitCheck:
         if vocab_size is not None and vocab_size < self.vocab_size:
             raise ConfigError(
                 f"{_KEY}: {self.name!r} has {self.vocab_size} tokens, but the model's vocab_size "
-                f"is {vocab_size}. Use the tokenizer of the model, or increase vocab_size."
+                f"is {vocab_size}. Use the tokenizer of the model; or enlarge the model: "
+                f"resize_token_embeddings: {self.vocab_size} with hf_causal_lm or hf_model and a "
+                f"folder, else vocab_size."
             )
         if max_position_embeddings is not None and max_position_embeddings < self.length:
             raise ConfigError(

@@ -67,7 +67,9 @@ def check_tokens(model: Module, ids: Any) -> None:
     if isinstance(num, int) and largest(ids) >= num:
         raise ConfigError(
             f"The first batch has the token {largest(ids)}, but the vocabulary of the model has "
-            f"{num} (0 to {num - 1}). Use the tokenizer of the model, or increase vocab_size."
+            f"{num} (0 to {num - 1}). Use the tokenizer of the model, or enlarge it: "
+            f"resize_token_embeddings: {largest(ids) + 1} or more, the size of the tokenizer; a "
+            f"model from scratch has vocab_size in config."
         )
 
 

@@ -24,6 +24,11 @@ from modelzoo_trainer.models.hugging_face.matching import (
     unused,
     warn_of_unused,
 )
+from modelzoo_trainer.models.hugging_face.resizing import (
+    refuse_without_values,
+    resize,
+    warn_of_untrained,
+)
 from modelzoo_trainer.models.hugging_face.settings import (
     FOLDER_KEY,
     HfSettings,
@@ -98,9 +103,22 @@ def build(
             _read_generation(library, model, folder)
         else:
             model, missing = _loaded(cls, folder, config, options, may_start_anew=may_start_anew)
+        _resize(model, settings, has_values=not (is_deferred or _is_planned()))
         if settings.peft_config is not None:
             add_adapters(model, settings.peft_config)
     return model, missing
+
+
+def _resize(model: Any, settings: HfSettings, *, has_values: bool) -> None:
+    num = settings.resize_token_embeddings
+    if num is None:
+        return
+    if settings.has_weights and not has_values and not _is_planned():
+        refuse_without_values(str(settings.folder()))
+    before = model.config.get_text_config().vocab_size
+    resize(model, num, has_values=has_values)
+    if settings.peft_config is not None:
+        warn_of_untrained(settings.peft_config, num - before)
 
 
 def _read_generation(library: Any, model: Any, folder: Path | None) -> None:

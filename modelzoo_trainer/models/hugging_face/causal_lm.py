@@ -64,6 +64,8 @@ class HfCausalLm(TransformersModel):
             process ever has the whole model.
         peft_config: Adapters of the library `peft`, the only weights to train: `peft_type` (LORA)
             and its settings, such as `r` and `target_modules`.
+        resize_token_embeddings: Number of tokens that the model of a folder is enlarged to, for a
+            tokenizer with more; the new rows of its embeddings start like the others on average.
         trust_remote_code: Whether an architecture may be Python code of the repository, which then
             runs.
         shift_labels: Whether `labels` are the tokens themselves, as the collators of `transformers`
@@ -92,6 +94,7 @@ class HfCausalLm(TransformersModel):
         dtype: Dtype = "float32",
         init_device: InitDevice = "cpu",
         peft_config: dict[str, Any] | None = None,
+        resize_token_embeddings: Size | None = None,
         trust_remote_code: Flag = False,
         shift_labels: Flag = False,
         loss_scaling: LossScaling = "num_tokens",
@@ -107,6 +110,7 @@ class HfCausalLm(TransformersModel):
             dtype=dtype,
             init_device=init_device,
             peft_config=peft_config,
+            resize_token_embeddings=resize_token_embeddings,
             trust_remote_code=trust_remote_code,
         )
         super().__init__(settings, CAUSAL, may_start_anew=False)

@@ -156,7 +156,8 @@ def check_shapes(folder: str, mismatched: Any) -> None:
     raise ConfigError(
         f"{FOLDER_KEY}: {len(mismatched)} tensors in {folder!r} have other shapes than the "
         f"model, first {name!r}: {tuple(theirs)} in the file, {tuple(ours)} in the model. Correct "
-        f"config_overrides or its config.json, or set pretrained: false."
+        f"config_overrides or its config.json, or set pretrained: false. More tokens: set "
+        f"resize_token_embeddings instead of vocab_size."
     )
 
 

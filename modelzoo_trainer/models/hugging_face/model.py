@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.constraints import Flag, checked
+from modelzoo_trainer.constraints import Flag, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import IGNORED_LABEL
 from modelzoo_trainer.models.hugging_face.batches import FLOAT_LABELS, check_batch
@@ -49,6 +49,8 @@ class HfModel(TransformersModel):
             process ever has the whole model.
         peft_config: Adapters of the library `peft`, the only weights to train: `peft_type` (LORA)
             and its settings, such as `r` and `target_modules`.
+        resize_token_embeddings: Number of tokens that the model of a folder is enlarged to, for a
+            tokenizer with more; the new rows of its embeddings start like the others on average.
         trust_remote_code: Whether an architecture may be Python code of the repository, which then
             runs.
         compute_eval_metrics: Whether the output has `accuracy` in eval mode, for classes.
@@ -71,6 +73,7 @@ class HfModel(TransformersModel):
         dtype: Dtype = "float32",
         init_device: InitDevice = "cpu",
         peft_config: dict[str, Any] | None = None,
+        resize_token_embeddings: Size | None = None,
         trust_remote_code: Flag = False,
         compute_eval_metrics: Flag = True,
     ) -> None:
@@ -85,6 +88,7 @@ class HfModel(TransformersModel):
             dtype=dtype,
             init_device=init_device,
             peft_config=peft_config,
+            resize_token_embeddings=resize_token_embeddings,
             trust_remote_code=trust_remote_code,
         )
         super().__init__(settings, auto_class, may_start_anew=True)

@@ -42,6 +42,7 @@ class HfSettings:
     dtype: Dtype = "float32"
     init_device: InitDevice = "cpu"
     peft_config: dict[str, Any] | None = None
+    resize_token_embeddings: int | None = None
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -53,6 +54,11 @@ class HfSettings:
             )
         if self.config is None:
             return
+        if self.resize_token_embeddings is not None:
+            raise ConfigError(
+                f"resize_token_embeddings ({self.resize_token_embeddings}) enlarges the weights of "
+                f"a folder, but config makes a model from scratch. Set vocab_size in config."
+            )
         for key in ("pretrained", "revision", "trust_remote_code"):
             if getattr(self, key):
                 raise ConfigError(
