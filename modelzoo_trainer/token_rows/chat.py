@@ -17,6 +17,7 @@ CHATML: Final = (
 )
 """The template of a tokenizer that has none."""
 
+_ASSISTANT: Final = "assistant"
 _FIRST_MARK: Final = 0xE000  # the first character of Unicode's private use area
 _GENERATION: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _GENERATION_MARKS: Final = ("_generation_begin", "_generation_end")  # variables of the template
@@ -45,6 +46,23 @@ class Located(NamedTuple):
     """Of what is in `{% generation %}` blocks."""
 
 
+class TemplateRefusal(ConfigError):
+    """A chat template fails on the messages of a document.
+
+    Args:
+        error: What it raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            f"the chat template fails: {error}. Change the messages, or set another template."
+        )
+        is_own = isinstance(error, ValueError)  # its own words, of `raise_exception`
+        what = str(error).strip() if is_own else type(error).__name__
+        self.reason = f"the chat template refuses the messages ({what[:80]})"
+        """Why a document is skipped."""
+
+
 class ChatTemplate:
     """A template in Jinja, in the form that transformers uses.
 
@@ -70,7 +88,7 @@ class ChatTemplate:
     def __reduce__(self) -> tuple[Any, ...]:
         return ChatTemplate, (self.source, self._tokens)
 
-    def render(self, messages: Sequence[Mapping[str, str]], **variables: str | bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **variables: str | bool) -> str:
         """Return the text of messages, each with `role` and `content`.
 
         Args:
@@ -78,15 +96,13 @@ class ChatTemplate:
             **variables: Others of the template.
 
         Raises:
-            ConfigError: If the template refuses them.
+            TemplateRefusal: If the template refuses them.
         """
         given = {"add_generation_prompt": False, **self._tokens, **variables}
         try:
             text: str = self._template.render(messages=messages, **given)
         except Exception as error:  # jinja2's own, or what the template does to the content
-            raise ConfigError(
-                f"the chat template fails: {error}. Change the messages, or set another template."
-            ) from error
+            raise TemplateRefusal(error) from error
         return text
 
     def locate(self, turns: Sequence[tuple[str, Sequence[str]]]) -> Located | None:
@@ -104,7 +120,7 @@ class ChatTemplate:
             ends.
 
         Raises:
-            ConfigError: If the template refuses the roles.
+            TemplateRefusal: If the template refuses the roles.
         """
         texts = [text for _, regions in turns for text in regions]
         begin, end, *around = _unused_characters(texts)
@@ -130,6 +146,46 @@ class ChatTemplate:
         # Marks of regions that are before a place are not in the text that is returned.
         places = [place - sum(map(text[:place].count, (begin, end))) for place in blocks]
         return Located(*found, list(zip(places[::2], places[1::2], strict=True)))
+
+    def locate_answers(self, messages: Sequence[Mapping[str, Any]]) -> Located | None:
+        """Return the text of messages and where each is in it, if they have more than a text.
+
+        An answer is all that the template writes after the prompt for it, such as thinking and
+        calls of tools, up to what ends it. A prompt is the text of its content.
+
+        Args:
+            messages: Each with `role`, `content` and what else the template writes.
+
+        Returns:
+            None if the template omits, repeats or changes a message when others follow.
+
+        Raises:
+            TemplateRefusal: If the template refuses them.
+        """
+        begin, end, *around = _unused_characters([repr(message) for message in messages])
+        shown, marked = [], []
+        for turn, message in enumerate(messages):
+            core = message["content"].strip()
+            if message["role"] == _ASSISTANT or not core:
+                shown.append(message)
+                continue
+            shown.append({**message, "content": f"{begin}{core}{end}"})
+            marked.append((turn, 0, "", core, ""))
+        variables = dict(zip(_GENERATION_MARKS, around, strict=True))
+        text, places = _blocks(self.render(messages, **variables), *around)
+        found = _without_marks(self.render(shown), marked, begin, end)
+        if found is None or found[0] != text:
+            return None
+        spans = list(found[1])
+        for turn, message in enumerate(messages):
+            if message["role"] == _ASSISTANT:
+                before = self.render(messages[:turn], add_generation_prompt=True)
+                until = self.render(messages[: turn + 1]).rstrip()
+                is_there = text.startswith(until) and until.startswith(before)
+                if not is_there or not _writes(message, until.removeprefix(before)):
+                    return None
+                spans.append(Span(len(before), len(until), turn, 0))
+        return Located(text, sorted(spans), list(zip(places[::2], places[1::2], strict=True)))
 
     def _by_prefix(
         self, text: str, messages: Sequence[Mapping[str, str]], marked: list[_Marked], *marks: str
@@ -169,6 +225,15 @@ class ChatTemplate:
             return None
         stop = max((stop for _, stop in found.generated), default=0)
         return found.text[found.spans[-1].stop : stop if self.marks_answers else None]
+
+
+def _writes(message: Mapping[str, Any], answer: str) -> bool:
+    """Return whether an answer has the text, the thinking and the called tools of a message."""
+    calls = [*(message.get("tool_calls") or ()), message.get("function_call") or {}]
+    names = [(call.get("function") or call).get("name") for call in calls]
+    parts = [*names, *(message.get(key) for key in ("content", "reasoning_content", "thinking"))]
+    found = "".join(answer.split())
+    return all("".join(part.split()) in found for part in parts if isinstance(part, str))
 
 
 def _plain(turns: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, str]]:

@@ -33,8 +33,8 @@ def prompt_completion_text_read_hook(
 def prompt_completion_chat_read_hook(
     entry: Entry, *, prompt_key: str, completion_key: str
 ) -> SemanticData:
-    """Return the message of a user and the answer of the assistant."""
-    return _pair(entry, ("user", prompt_key), ("assistant", completion_key))
+    """Return the message of a user and the answer of the assistant, without white space around."""
+    return stripped(_pair(entry, ("user", prompt_key), ("assistant", completion_key)))
 
 
 def chat_read_hook(
@@ -46,7 +46,8 @@ def chat_read_hook(
 ) -> SemanticData | None:
     """Return the messages of a chat: an optional system message, then pairs of user and assistant.
 
-    Returns None, so that the document is skipped, if the messages are no pairs.
+    Returns None, so that the document is skipped, if the messages are no pairs. White space around
+    texts of user and assistant is removed.
     """
     messages = _value(entry, multi_turn_key)
     if not isinstance(messages, list | tuple) and not hasattr(messages, "tolist"):
@@ -60,10 +61,12 @@ def chat_read_hook(
         }
         for message in messages
     ]
+    if array and array[0] == {"type": "system", "content": [{"text": ""}]}:
+        array = array[1:]
     roles = [turn["type"] for turn in array]
     pairs = roles[1:] if roles[:1] == ["system"] else roles
     is_paired = bool(pairs) and pairs == ["user", "assistant"] * (len(pairs) // 2)
-    return array if is_paired else None
+    return stripped(array) if is_paired else None
 
 
 _ROLES: Final = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
@@ -80,7 +83,7 @@ def dpo_read_hook(
     """Return a prompt with the chosen and the rejected answer.
 
     Without `prompt_key`, both texts contain the prompt: it ends with the last `assistant_role`, in
-    upper or lower case.
+    upper or lower case. White space around each of the three is removed.
     """
     chosen, rejected = _text(entry, chosen_key), _text(entry, rejected_key)
     if prompt_key is not None:
@@ -89,7 +92,17 @@ def dpo_read_hook(
         prompt, chosen = _split_after_last(chosen, assistant_role, chosen_key)
         _, rejected = _split_after_last(rejected, assistant_role, rejected_key)
     parts = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-    return [{"type": role, "content": [{"text": text}]} for role, text in parts.items()]
+    return [{"type": role, "content": [{"text": text.strip()}]} for role, text in parts.items()]
+
+
+def stripped(turns: SemanticData) -> SemanticData:
+    """Return turns of one text each, without white space around it, except system messages."""
+    return [
+        turn
+        if turn["type"] == "system"
+        else {**turn, "content": [{"text": turn["content"][0]["text"].strip()}]}
+        for turn in turns
+    ]
 
 
 def content_text(message: Entry, key: str) -> str:

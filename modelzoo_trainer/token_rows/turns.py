@@ -18,6 +18,7 @@ _KEYS: Final = (
     "semantic_loss_weight",
     "semantic_drop_mask",
     "semantic_attention_mask",
+    "message",
 )
 
 
@@ -35,6 +36,8 @@ class Turn(NamedTuple):
 
     role: str
     regions: tuple[Region, ...]
+    message: Mapping[str, Any] | None = None
+    """What a message has besides role and text, such as calls of tools, for the chat template."""
 
 
 def turns_of(returned: Any, where: str) -> tuple[Turn, ...]:
@@ -78,7 +81,7 @@ def _turn(item: Any, where: str) -> Turn:
         _region(piece, weight, drop, where)
         for piece, weight, drop in zip(content, weights, drops, strict=True)
     ]
-    return Turn(role, tuple(regions))
+    return Turn(role, tuple(regions), item.get("message"))
 
 
 def _region(piece: Any, weight: Any, drop: Any, where: str) -> Region:

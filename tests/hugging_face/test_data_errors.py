@@ -21,7 +21,7 @@ ROWS = [
         "text": f"text {number}",
         "prompt": "a",
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
-        "odd": [{"role": "tool", "content": "a"}],
+        "odd": [{"role": "critic", "content": "a"}],
         "pairs": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
     }
     for number in range(8)
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "broken parquet": ({"path": "broken.parquet"}, "broken.parquet' cannot be read: .*again"),
     "empty stream": ({"path": "empty.txt", "streaming": True}, "empty.txt' has no rows. Give"),
     "empty array stream": ({"path": "empty.json", "streaming": True}, "empty.json' has no rows"),
-    "role": ({**CHAT, "messages_column": "odd"}, "row 0: .*role 'tool'; known roles: system"),
+    "role": ({**CHAT, "messages_column": "odd"}, "role 'critic'; known roles: system.*row 0"),
     "keys": ({**CHAT, "messages_column": "pairs"}, "no 'role'; it has: from, value"),
     "no file": ({"path": "nothing.jsonl"}, "'nothing.jsonl' does not exist"),
     "no data_files": ({"path": "json"}, "no files are given. Set data_files"),

@@ -78,7 +78,7 @@ def test_messages_may_be_an_object_of_lists(tmp_path: Path, tokenizer: str) -> N
 
 
 @BOTH
-def test_chats_without_text_or_pairs_are_skipped_with_advice(
+def test_chats_are_used_in_any_order_and_those_without_text_are_skipped(
     tmp_path: Path, tokenizer: str, streaming: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [
@@ -91,29 +91,117 @@ def test_chats_without_text_or_pairs_are_skipped_with_advice(
         chat(),
         {"messages": None},
         chat(message("system", ""), USER, ANSWER),
-        chat(message("system", "s"), USER, ANSWER, USER, ANSWER),
+        chat(USER),
     ]
 
-    found = texts_of(make(tmp_path, tokenizer, rows, task="chat", streaming=streaming))
+    made = make(tmp_path, tokenizer, rows, task="chat", streaming=streaming)
 
-    assert found == [
+    assert texts_of(made) == [
         "[user]a<eos>[assistant]b",
+        "[user]a<eos>[user]a<eos>[assistant]b",
+        "[assistant]b<eos>[user]a<eos>[assistant]b",
+        "[user]a<eos>[assistant]b<eos>[user]a",
         "[user]a<eos>[assistant]b",
-        "[system]s<eos>[user]a<eos>[assistant]b<eos>[user]a<eos>[assistant]b",
     ]
-    assert "6 skipped: the messages are not pairs of user and assistant" in caplog.text
-    assert "row 2. Change their messages" in caplog.text
+    assert learned(made)[2:4] == ["b<eos>b<eos>", "b<eos>"]
+    assert "2 skipped: there are no messages" in caplog.text
+    assert "2 skipped: no token counts in the loss" in caplog.text
     assert "1 skipped: empty, the first" in caplog.text
 
 
-CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+def learned(processor: Any) -> list[str]:
+    """Return the text of each row that counts in the loss."""
+    return [
+        processor.tokenizer.decode(row[mask == 1].tolist())
+        for batch in processor.create_dataloader()
+        for row, mask in zip(batch["labels"], batch["attention_mask"], strict=True)
+    ]
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if loop.index0 % 2 != (m.role == 'assistant') %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+)
+
+
+@BOTH
+def test_what_the_template_refuses_is_skipped(
+    tmp_path: Path, tokenizer: str, streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [chat(ANSWER, USER, ANSWER), chat(USER, ANSWER, USER), chat(USER, USER), *[CALLS] * 2]
+    given = {"task": "chat", "chat_template": ALTERNATING, "streaming": streaming}
+
+    made = make(tmp_path, tokenizer, rows, **given)
+
+    assert texts_of(made) == ["[user]a<eos>[assistant]b<eos>[user]a"]
+    assert "skipped: the chat template refuses the messages (Roles must alternate)" in caplog.text
+    with pytest.raises(ConfigError, match=r"no row .* \(Roles must alternate\), the first"):
+        [*make(tmp_path, tokenizer, rows[:1], **given).dataset]
+
+
+TOOLS = (
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% if m.reasoning_content %}<{{ m.reasoning_content }}>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls %}({{ c.name }} {{ c.arguments | tojson }}){% endfor %}"
+    "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"name": "f", "arguments": {"x": 1}}],
+}
+CALLS = chat(USER, CALL, message("tool", "t"), ANSWER)
+
+
+@BOTH
+def test_calls_of_tools_and_reasoning_are_learned(
+    tmp_path: Path, tokenizer: str, streaming: bool
+) -> None:
+    thinking = {**ANSWER, "reasoning_content": "so"}
+    rows = [CALLS, chat(USER, thinking), chat(USER, ANSWER)]
+    given = {"task": "chat", "chat_template": TOOLS, "streaming": streaming}
+
+    made = make(tmp_path, tokenizer, rows, **given)
+
+    assert texts_of(made) == [
+        '[user]a<eos>[assistant](f {"x": 1})<eos>[tool]t<eos>[assistant]b',
+        "[user]a<eos>[assistant]<so>b",
+        "[user]a<eos>[assistant]b",
+    ]
+    assert learned(made) == ['(f {"x": 1})<eos>b<eos>', "<so>b<eos>", "b<eos>"]
+
+
+def test_a_template_that_drops_earlier_reasoning_skips_the_chat(
+    tmp_path: Path, tokenizer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = TOOLS.replace("m.reasoning_content %}", "m.reasoning_content and loop.last %}")
+    thinking = {**ANSWER, "reasoning_content": "so"}
+    rows = [chat(USER, thinking, USER, ANSWER), chat(USER, ANSWER, USER, thinking)]
+
+    made = make(tmp_path, tokenizer, rows, task="chat", chat_template=template)
+
+    assert learned(made) == ["b<eos><so>b<eos>"]
+    assert "1 skipped: the chat template omits or changes a message" in caplog.text
+
+
+@pytest.mark.parametrize("truncation", ["keep_start", "keep_end"])
+def test_of_calls_of_tools_only_content_is_cut(
+    tmp_path: Path, tokenizer: str, truncation: str
+) -> None:
+    long = chat(message("user", "u" * 90), CALL, message("tool", "t"), ANSWER)
+    given = {"task": "chat", "chat_template": TOOLS, "truncation": truncation}
+
+    made = make(tmp_path, tokenizer, [long], **given, max_sequence_length=60)
+
+    [text] = texts_of(made)
+    assert text.startswith("[user]uu")
+    assert text.endswith('u<eos>[assistant](f {"x": 1})')
+    assert learned(made) == ['(f {"x": 1})<eos>']
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "role": (chat(USER, ANSWER, message("tool", "x")), "the role 'tool'; known roles: system"),
-    "calls": (chat(USER, CALL), "'tool_calls'.*Write it into the text"),
-    "thinking": (
-        chat(USER, {**ANSWER, "reasoning_content": "so"}),
-        "'reasoning_content', which would not be learned",
-    ),
+    "role": (chat(USER, ANSWER, message("critic", "x")), "the role 'critic'; known roles: system"),
     "image": (chat(message("user", [{"type": "image"}]), ANSWER), "part of the type 'image'"),
     "parts": (chat(message("user", ["a"]), ANSWER), "must be objects with 'type' and 'text'"),
     "content": (chat({"role": "user"}), "no 'content'; it has: role. Set .*message_content_key"),
@@ -123,12 +211,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @BOTH
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_row_can_be_made_of_is_refused(
-    tmp_path: Path, tokenizer: str, name: str, streaming: bool
+def test_what_no_row_can_be_made_of_is_skipped(
+    tmp_path: Path, tokenizer: str, name: str, streaming: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    row, message = REFUSED[name]
-    with pytest.raises(ConfigError, match=f"row 0: .*{message}"):
-        [*make(tmp_path, tokenizer, [row], task="chat", streaming=streaming).dataset]
+    row, what = REFUSED[name]
+    given = {"task": "chat", "streaming": streaming}
+    with pytest.raises(ConfigError, match=f"no row .*{what}.*row 0"):
+        [*make(tmp_path, tokenizer, [row], **given).dataset]
+    if name != "text":  # a column of a table has one type
+        made = make(tmp_path, tokenizer, [chat(USER, ANSWER), row], **given)
+        assert texts_of(made) == ["[user]a<eos>[assistant]b"]
+        assert "1 skipped: " in caplog.text
 
 
 @BOTH
@@ -219,5 +312,5 @@ def test_preferences_without_text_are_skipped(tmp_path: Path, tokenizer: str) ->
 def test_a_preference_without_its_parts_is_refused(
     tmp_path: Path, tokenizer: str, row: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"row 0: .*{words}"):
+    with pytest.raises(ConfigError, match=f"no row .*{words}.*row 0"):
         make(tmp_path, tokenizer, [row], task="preference")

@@ -82,7 +82,7 @@ def test_a_preference_has_a_prompt_of_its_own_or_one_inside_both_answers():
     assert turns("dpo_read_hook", entry, prompt_key="p", **keys) == expected
     shared = "Human: x Assistant: y Human: z ASSISTANT:"
     entry = {"c": f"{shared} good", "r": f"{shared} bad"}
-    expected = [("prompt", shared), ("chosen", " good"), ("rejected", " bad")]
+    expected = [("prompt", shared), ("chosen", "good"), ("rejected", "bad")]
     assert turns("dpo_read_hook", entry, **keys) == expected
     with pytest.raises(ConfigError, match=r"'c' has no 'assistant:'.*prompt_key"):
         turns("dpo_read_hook", {"c": "good", "r": "bad"}, **keys)
@@ -196,3 +196,22 @@ def test_arguments_in_data_keys_are_arguments_and_given_once() -> None:
     assert find_hook(path, {"data_keys": keys}).arguments == keys
     with pytest.raises(ConfigError, match=r"data_keys\.prompt_key: prompt_key is given twice"):
         find_hook(path, {"data_keys": keys, "prompt_key": "c"})
+
+
+def test_texts_of_chats_and_preferences_are_stripped_as_in_the_model_zoo() -> None:
+    entry = {"p": " a\n", "c": "\tb ", "r": " c"}
+    pair = {"prompt_key": "p", "completion_key": "c"}
+    expected = [("user", "a"), ("assistant", "b")]
+    assert turns("prompt_completion_chat_read_hook", entry, **pair) == expected
+    messages = chat(("system", " s "), ("user", " a "), ("assistant", "b\n"))
+    assert turns("chat_read_hook", messages, **CHAT) == [("system", " s "), *expected]
+    silent = chat(("system", ""), ("user", "a"), ("assistant", "b"))
+    assert turns("chat_read_hook", silent, **CHAT) == expected
+    keys = {"chosen_key": "c", "rejected_key": "r", "prompt_key": "p"}
+    assert turns("dpo_read_hook", entry, **keys) == [
+        ("prompt", "a"),
+        ("chosen", "b"),
+        ("rejected", "c"),
+    ]
+    plain = turns("prompt_completion_text_read_hook", entry, **pair)
+    assert plain == [("prompt", " a\n"), ("completion", "\tb ")]

@@ -38,6 +38,9 @@ Truncation = Literal["skip", "keep_start", "keep_end"]
 
 _Mode = PretrainingMode | VslPretrainingMode | FinetuningMode | DpoMode
 
+_MOST_REASONS: Final = 20
+_OTHERS: Final = "for other reasons"
+
 CHUNK: Final = 1024
 """Documents that are tokenized, and packed, together."""
 
@@ -135,20 +138,20 @@ class TurnsEncoding:
     def rows(self, examples: Sequence[Mapping[str, Any]], first: int, stats: Stats) -> Rows:
         """Return the rows of examples; see `Encoding`.
 
-        Raises:
-            ConfigError: If an example is not what the task reads, with its number.
+        An example that is not what the task reads is skipped and counted.
         """
         documents = []
         for number, example in enumerate(examples, first):
             document = Document(self._where, number, [])
             try:
                 turns = self._read(example)
-            except ConfigError as error:
-                raise ConfigError(f"{document.where}: {error}") from error
+            except ConfigError as error:  # one row never ends a run
+                stats.skip(document, _reason(error, stats))
+                continue
             if turns:
                 documents.append(document._replace(content=turns))
             else:
-                stats.skip(document, "the messages are not pairs of user and assistant")
+                stats.skip(document, "there are no messages")
         stats.documents += len(examples)
         made = self._mode.encode(documents, self._settings.max_sequence_length, stats)
         found: Rows = made.arrays[DATASET]  # type: ignore[union-attr]  # no mode here packs
@@ -160,11 +163,19 @@ class TurnsEncoding:
         return by_feature(rows, names)
 
 
+def _reason(error: ConfigError, stats: Stats) -> str:
+    """Return why a row is skipped, of a limited number of reasons."""
+    found = str(error).rstrip(".")
+    return found if found in stats.skipped or len(stats.skipped) < _MOST_REASONS else _OTHERS
+
+
 def identity_of(settings: EncodingSettings, tokenizer: Tokenizer) -> str:
     """Return a digest of all that decides which rows a dataset has."""
     given = asdict(settings)
     if settings.truncation == "keep_start":  # not rows of before prompts kept their ends
         given["truncation"] = "keep_start with ends"
+    if settings.task == "chat":  # not rows of before chats in any order were used
+        given["task"] = "chat in any order"
     known = [tokenizer.eos_id, tokenizer.pad_id, dict(tokenizer.tokens)]
     content = json.dumps([given, tokenizer.engine.to_str(), known], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -9,9 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.token_rows.interface import SemanticData
 from modelzoo_trainer.token_rows.read_hooks import (
-    chat_read_hook,
     content_text,
-    prompt_completion_chat_read_hook,
     prompt_completion_text_read_hook,
     text_read_hook,
 )
@@ -24,6 +22,7 @@ _ROLES: Final = {
     "assistant": "assistant",
     "human": "user",
     "gpt": "assistant",
+    "tool": "tool",
 }
 
 
@@ -81,7 +80,7 @@ class ReadTurns:
     is_chat: bool = False
 
     def __call__(self, row: Mapping[str, Any]) -> SemanticData | None:
-        """Return the turns of a row; None if its messages are not pairs of user and assistant.
+        """Return the turns of a row; None if it has no messages.
 
         Raises:
             ConfigError: If a column has another type, or a role is not known.
@@ -92,23 +91,24 @@ class ReadTurns:
         if self.task == "preference":
             return self._preference(row)
         if self.task == "instruction":
-            read = (
-                prompt_completion_chat_read_hook
-                if self.is_chat
-                else prompt_completion_text_read_hook
-            )
-            return read(row, prompt_key=columns.prompt, completion_key=columns.response)
+            keys = {"prompt_key": columns.prompt, "completion_key": columns.response}
+            turns = prompt_completion_text_read_hook(row, **keys)
+            roles = ("user", "assistant") if self.is_chat else ("prompt", "completion")
+            return [turn | {"type": role} for turn, role in zip(turns, roles, strict=True)]
         return text_read_hook(row, text_key=columns.text)
 
     def _chat(self, row: Mapping[str, Any]) -> SemanticData | None:
+        """Return the messages in any order; the chat template decides which it takes."""
         column = self.columns.messages
-        messages = [] if row[column] is None else self._messages(row[column], column)
-        return chat_read_hook(
-            {"messages": [{"role": role, "content": text} for role, text in messages]},
-            multi_turn_key="messages",
-            multi_turn_role_key="role",
-            multi_turn_content_key="content",
-        )
+        messages = [] if row[column] is None else _listed(row[column], column)
+        turns = []
+        for message in messages:
+            role, text = self._message(message, column)
+            rest = self._rest(message, role)
+            if role != "system" or text.strip():
+                turn = {"type": role, "content": [{"text": text}]}
+                turns.append(turn if rest is None else turn | {"message": rest})
+        return turns or None
 
     def _preference(self, row: Mapping[str, Any]) -> SemanticData:
         """Return the turns of the prompt, then the chosen and the rejected answer.
@@ -150,16 +150,15 @@ class ReadTurns:
 
     def _messages(self, value: Any, column: str) -> list[tuple[str, str]]:
         """Return role and text of messages, without system messages that are empty."""
-        if isinstance(value, Mapping):  # a feature `Sequence` of objects is an object of lists
-            value = [
-                dict(zip(value, one, strict=True)) for one in zip(*value.values(), strict=False)
-            ]
-        if not isinstance(value, list):
-            raise ConfigError(
-                f"column {column!r} must have a list of messages, got {type(value).__name__}. "
-                f"Choose another column, or another task."
-            )
-        found = [self._message(message, column) for message in value]
+        found = []
+        for message in _listed(value, column):
+            beside = next((key for key in _BESIDE_TEXT if _has(message, key)), None)
+            if beside is not None:
+                raise ConfigError(
+                    f"a message in column {column!r} has {beside!r}, which would not be learned. "
+                    f"Write it into the text of the message, or remove the row."
+                )
+            found.append(self._message(message, column))
         return [(role, text) for role, text in found if role != "system" or text.strip()]
 
     def _message(self, message: Any, column: str) -> tuple[str, str]:
@@ -172,12 +171,6 @@ class ReadTurns:
                 f"a message in column {column!r} has no {missing[0]!r}; it has: {has}. Set "
                 f"message_role_key and message_content_key."
             )
-        beside = next((key for key in _BESIDE_TEXT if message.get(key)), None)
-        if beside is not None:
-            raise ConfigError(
-                f"a message in column {column!r} has {beside!r}, which would not be learned. Write "
-                f"it into the text of the message, or remove the row."
-            )
         role = message[keys[0]]
         if not isinstance(role, str) or role not in _ROLES:
             raise ConfigError(
@@ -185,3 +178,38 @@ class ReadTurns:
                 f"{', '.join(_ROLES)}. Change the role, or remove the message."
             )
         return _ROLES[role], content_text(message, keys[1])
+
+    def _rest(self, message: Mapping[str, Any], role: str) -> dict[str, Any] | None:
+        """Return what a message has besides role and text, for the template; None = nothing."""
+        if role != "tool" and not any(message.get(key) for key in _BESIDE_TEXT):
+            return None
+        keys = self.columns.message_role_key, self.columns.message_content_key
+        return {
+            key: _without_none(value)
+            for key, value in message.items()
+            if key not in keys and value is not None
+        }
+
+
+def _listed(value: Any, column: str) -> list[Any]:
+    """Return a list of messages."""
+    if isinstance(value, Mapping):  # a feature `Sequence` of objects is an object of lists
+        value = [dict(zip(value, one, strict=True)) for one in zip(*value.values(), strict=False)]
+    if not isinstance(value, list):
+        raise ConfigError(
+            f"column {column!r} must have a list of messages, got {type(value).__name__}. "
+            f"Choose another column, or another task."
+        )
+    return value
+
+
+def _has(message: Any, key: str) -> bool:
+    """Return whether a message has a value of a key."""
+    return isinstance(message, Mapping) and bool(message.get(key))
+
+
+def _without_none(value: Any) -> Any:
+    """Return a value without the keys that a table adds to objects that lack them."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value

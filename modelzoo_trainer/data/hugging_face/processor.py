@@ -71,7 +71,7 @@ class HuggingFaceDataProcessor(DataProcessor):
 
     With the task `features`, columns are used as they are. Other rows are those that
     `data_preprocess` writes for the same texts, tokenizer and settings, without its normalization
-    of text (`use_ftfy: false`), except those that are cut.
+    of text (`use_ftfy: false`, and white space around messages), except those that are cut.
 
     Args:
         path: A file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.txt`, `.arrow`), a folder of files or

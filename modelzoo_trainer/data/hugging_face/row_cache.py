@@ -34,8 +34,9 @@ _FORMAT: Final = 2  # increase it when the same arguments give other rows
 _SAID: Final[set[str]] = set()
 _ADVICE: Final = {
     "too long": "To cut them, set truncation, or increase max_sequence_length",
-    "not pairs": "Change their messages: a system message or none, then a user's and an answer",
+    "template refuses": "Set chat_template to one that takes them, or change their messages",
     "chat template": "Set chat_template to one that writes each message once and as it is",
+    "no token counts": "Rows need an answer",
 }
 
 Ints = npt.NDArray[np.int64]

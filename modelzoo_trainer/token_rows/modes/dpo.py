@@ -9,13 +9,13 @@ import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import DATASET, DPO_FEATURES
+from modelzoo_trainer.token_rows.chat import TemplateRefusal
 from modelzoo_trainer.token_rows.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.token_rows.modes.sequences import (
     Piece,
     Place,
     Tokenized,
     document_turns,
-    naming,
     text_of,
     tokenize,
 )
@@ -24,7 +24,7 @@ from modelzoo_trainer.token_rows.sections import Settings
 from modelzoo_trainer.token_rows.tokenizers import Tokenizer
 
 _ANSWERS: Final = ("chosen", "rejected")
-_CHAT: Final = frozenset({"system", "user", "assistant"})
+_CHAT: Final = frozenset({"system", "user", "assistant", "tool"})
 _ANSWER: Final = 1  # owner of the tokens of an answer
 
 
@@ -85,8 +85,11 @@ class DpoMode:
         if not all(text.strip() for text in (*(text for _, text in prompt), *answers)):
             stats.skip(document, "empty")
             return None
-        with naming(document):
+        try:
             chosen, rejected = (self._piece(prompt, answer) for answer in answers)
+        except TemplateRefusal as error:
+            stats.skip(document, error.reason)
+            return None
         if chosen is None or rejected is None:
             stats.skip(document, "the chat template omits or changes a message")
             return None

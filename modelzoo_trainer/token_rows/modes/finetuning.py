@@ -9,7 +9,7 @@ import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import FEATURES, VSL_FEATURES
-from modelzoo_trainer.token_rows.chat import Located
+from modelzoo_trainer.token_rows.chat import Located, TemplateRefusal
 from modelzoo_trainer.token_rows.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.token_rows.modes.packing import (
     Weighted,
@@ -23,7 +23,6 @@ from modelzoo_trainer.token_rows.modes.sequences import (
     RegionRules,
     Tokenized,
     document_turns,
-    naming,
     text_of,
     tokenize,
 )
@@ -34,7 +33,7 @@ from modelzoo_trainer.token_rows.tokenizers import Tokenizer
 from modelzoo_trainer.token_rows.turns import Region, Turn
 
 _SEPARATOR: Final = "<|sep|>"
-_CHAT: Final = frozenset({"system", "user", "assistant"})
+_CHAT: Final = frozenset({"system", "user", "assistant", "tool"})
 _TEXT: Final = frozenset({"prompt", "context", "completion"})
 _ANSWERS: Final = frozenset({"completion", "assistant"})
 
@@ -122,12 +121,15 @@ class FinetuningMode:
                 "another read hook, or setup.mode: pretraining."
             )
         texts = [[text_of(region, document) for region in self._rules.kept(turn)] for turn in turns]
-        if not any(texts) or any(regions and not "".join(regions).strip() for regions in texts):
+        if _is_empty(turns, texts):
             stats.skip(document, "empty")
             return None
         is_chat = roles <= _CHAT
-        with naming(document):
+        try:
             pieces = self._chat(turns, texts) if is_chat else self._pairs(turns, texts)
+        except TemplateRefusal as error:
+            stats.skip(document, error.reason)
+            return None
         if pieces is None:
             stats.skip(document, "the chat template omits or changes a message")
             return None
@@ -148,9 +150,7 @@ class FinetuningMode:
         return pieces
 
     def _chat(self, turns: list[Turn], texts: list[list[str]]) -> list[Piece] | None:
-        found = self._template.locate(
-            [(turn.role, regions) for turn, regions in zip(turns, texts, strict=True)]
-        )
+        found = self._located(turns, texts)
         if found is None:
             return None
         if self._uses_blocks:
@@ -162,9 +162,26 @@ class FinetuningMode:
             is_last = span.region == len(texts[span.turn]) - 1
             stop = self._end_of(found.text, span.stop) if is_last else span.stop
             weight = self._rules.weight(turn.role, region)
-            end = span.stop if stop > span.stop else None
+            begin = self._begin_of_end(found.text, span.stop)
+            end = begin if begin < stop else None
             places.append(Place(span.start, stop, span.turn, weight, end))
         return [Piece(found.text, places)]
+
+    def _located(self, turns: list[Turn], texts: list[list[str]]) -> Located | None:
+        pairs = list(zip(turns, texts, strict=True))
+        if all(turn.message is None for turn in turns):
+            return self._template.locate([(turn.role, regions) for turn, regions in pairs])
+        return self._template.locate_answers(
+            [
+                {"role": turn.role, "content": "".join(regions), **(turn.message or {})}
+                for turn, regions in pairs
+            ]
+        )
+
+    def _begin_of_end(self, text: str, stop: int) -> int:
+        """Return where the token begins that ends a turn, if the turn's text has it."""
+        sizes = [len(end) for end in self._end_of_turn if text.endswith(end, 0, stop)]
+        return stop - max(sizes, default=0)
 
     def _end_of(self, text: str, stop: int) -> int:
         """Return where the token that ends a turn stops, if it follows, maybe after white space."""
@@ -240,6 +257,15 @@ def _without_some(owners: Array, kept: Array, is_answer: Sequence[bool]) -> Arra
     is_out = np.ones(len(owners), bool)
     is_out[kept] = False
     return np.intersect1d(owners[is_out], np.flatnonzero(is_answer))
+
+
+def _is_empty(turns: Sequence[Turn], texts: Sequence[Sequence[str]]) -> bool:
+    """Return whether a message has no text, and nothing besides, or there is no message."""
+    is_empty = [
+        bool(regions) and not turn.message and not "".join(regions).strip()
+        for turn, regions in zip(turns, texts, strict=True)
+    ]
+    return not any(texts) or any(is_empty)
 
 
 def _unusable(weights: Array, size: int, shortest: int) -> str | None:

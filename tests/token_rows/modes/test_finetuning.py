@@ -87,10 +87,12 @@ def test_a_chat_is_in_the_template_and_answers_count_with_their_end(words):
     assert labels == [USER, 20, END, START, ASSISTANT, 30, 31, END]
 
 
-def test_a_template_that_refuses_a_chat_names_the_document(words):
+def test_a_chat_that_the_template_refuses_is_skipped_and_counted(words):
     made = mode(words, dataset="chat_template: \"{{ raise_exception('no system role') }}\"")
-    with pytest.raises(ConfigError, match=r"a\.jsonl, row 0: .*no system role"):
-        encoded(made, documents_of([("user", "w20"), ("assistant", "w30")]), 8)
+    rows, stats = encoded(made, documents_of([("user", "w20"), ("assistant", "w30")]), 8)
+    assert len(rows.lengths) == 0
+    reason = "the chat template refuses the messages (no system role)"
+    assert {one: count for one, (count, _) in stats.skipped.items()} == {reason: 1}
 
 
 def test_every_answer_of_a_chat_counts(words):
