@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from modelzoo_trainer.cli.signals import StopRequests
+from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.exit_codes import FAILED, INTERRUPTED, WRONG_USE, exit_code
 from modelzoo_trainer.stderr import say
@@ -21,7 +22,7 @@ Report = Callable[[str, int], int]
 
 def report_alone(message: str, code: int) -> int:
     """Print why the only process exits, and return its exit code."""
-    say(message)
+    say(hide_in_text(message))
     return code
 
 
@@ -78,7 +79,7 @@ class DistributedRun:
         """Print why the run failed, if this process reports it and has not yet."""
         if failure.reporting_rank == self._processes.rank and not self._has_reported:
             self._has_reported = True
-            say(str(failure))
+            say(hide_in_text(str(failure)))
 
 
 def _describe(error: BaseException) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelzoo_trainer.cli.distributed_run import Report, job_requeues, report_alone, was_restarted
 from modelzoo_trainer.cli.signals import Phase, StopRequests
+from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError, ModelZooError, long_name
 from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE, exit_code
 from modelzoo_trainer.stderr import say
@@ -236,7 +237,7 @@ def refuse_path(error: OSError) -> int:
 
 def refuse(message: str) -> int:
     """Print why the command or the file is invalid, and return the exit code."""
-    say(message)
+    say(hide_in_text(message))
     return WRONG_USE
 
 
@@ -251,4 +252,4 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"A path is too long: {long_name(Path(str(error.filename or '')))}."
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {error}{notes}"
+    return hide_in_text(f"{type(error).__name__}: {error}{notes}")

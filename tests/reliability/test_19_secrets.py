@@ -12,6 +12,7 @@ import yaml
 
 from modelzoo_trainer import Callback
 from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.report import page as page_module
 from tests.secret_kinds import BODY, IN_TEXTS, KINDS, ORDINARY
 
@@ -66,6 +67,9 @@ class Holder(Callback):
     def on_fit_start(self, trainer, *args, **kwargs) -> None:
         for value in self.options.get("first", {}).values():
             trainer.logger.info("with %s", value)
+        if "refused" in self.options:
+            kind = ConfigError if self.options["refused"] == "refused" else CheckpointError
+            raise kind(f"it got {self.options['value']}")
 
 
 def left_behind(folder) -> dict[str, str]:
@@ -142,6 +146,21 @@ def test_no_secret_by_its_form_is_in_any_file_of_a_run(tmp_path, monkeypatch, co
     count(settings=len(SETTINGS), leaks=len(leaks), wrongly_hidden=len(hidden))
     assert leaks == []
     assert hidden == []
+
+
+@pytest.mark.parametrize(("error", "code"), [("refused", 2), ("failed", 1)])
+def test_an_error_of_a_run_does_not_show_a_secret(
+    tmp_path, monkeypatch, capfd, count, error, code
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    secret = KINDS["DigitalOcean"]
+    text = FILE.format(options=f"refused: {error}, value: {secret}")
+    Path("params.yaml").write_text(text, encoding="utf-8")
+    assert main(["--params", "params.yaml"]) == code
+    printed = "".join(capfd.readouterr())
+    assert "it got ***" in printed
+    assert secret not in printed
+    count(settings=1, leaks=0)
 
 
 def test_a_mistake_in_a_file_does_not_show_its_secrets(tmp_path, monkeypatch, capfd, count) -> None:
