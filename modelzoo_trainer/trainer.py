@@ -285,8 +285,9 @@ class Trainer(InterceptableMethods):
                 DataLoaders, callables or other iterables is several. A list of lists of tuples is
                 ambiguous and refused: write `[lambda: first, lambda: second]`.
             ckpt_path: The checkpoint to start from: a path or a URL. Default: the newest one of
-                `model_dir`, unless this trainer has trained already. "last" = the newest, "best" =
-                the best one of `SaveBest`. None = keep the current weights.
+                `model_dir`; if this trainer has trained already, none, and a fit that was
+                interrupted is continued. "last" = the newest, "best" = the best one of `SaveBest`.
+                None = keep the current weights, and start a new fit.
 
         Returns:
             The last and best metrics, and what stopped the run; also `trainer.result`.

@@ -219,3 +219,38 @@ def test_epochs_decide_the_length_also_when_the_number_of_processes_changes(tmp_
     # 20 batches of 4; after 6, and with three processes, 5 batches of 12 are left, then 7.
     assert run_ranks(1, train_epochs, tmp_path, 1, 6) == [(6, 0)]
     assert run_ranks(3, train_epochs, tmp_path, 3, None) == [(6 + 5 + 7, 2)] * 3
+
+
+class StopOnce(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if trainer.global_step == self.step:
+            trainer.early_exit.interrupt("max_time")
+
+
+def train_again(rank: int, folder: Path, step: int) -> tuple[list[str | None], int, list[float]]:
+    stop, ends = StopOnce(step), []
+    with Trainer(
+        device="cpu",
+        model_dir=folder,
+        model=Net,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+        loop=TrainingLoop(num_epochs=2),
+        callbacks=[stop],
+        seed=1,
+    ) as trainer:
+        for _ in range(2 if step else 1):
+            trainer.fit(DataLoader(Points(), WHOLE // 3, shuffle=True))
+            ends.append(trainer.interrupted)
+            stop.step = 0
+        return ends, trainer.global_step, trainer.model.weight.flatten().tolist()
+
+
+def test_several_processes_finish_a_fit_that_was_interrupted(tmp_path):
+    whole = run_ranks(2, train_again, tmp_path / "whole", 0)
+    again = run_ranks(2, train_again, tmp_path / "again", 3)
+    for (ends, num, weights), (_, num_whole, expected) in zip(again, whole, strict=True):
+        assert (ends, num) == (["max_time", None], num_whole)
+        assert weights == expected
