@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from modelzoo_trainer.annotations import adapter_of
@@ -52,8 +53,15 @@ class Component:
                 with the place in the file. Any other exception is raised unchanged, with the place
                 as a note.
         """
+        return self.placed(partial(self.make, *injected))
+
+    def placed(self, function: Callable[[], Any], method: str = "") -> Any:
+        """Call a function of the component; errors are as in `build`.
+
+        `method`: a method of the built object that it is, for messages.
+        """
         try:
-            return self.make(*injected)
+            return function()
         except ConfigError as error:
             raise ConfigError(f"{self.at}: {self.explain(error)}") from error
         except Exception as error:
@@ -65,8 +73,16 @@ class Component:
                     f"{self.at}: {self.path}: its sizes are too large for this machine ({what}). "
                     f"Lower them."
                 ) from error
-            error.add_note(f"raised by {self.path} ({self.at})")
+            error.add_note(f"raised by {self.path} ({self.at}){self._whose(method)}")
             raise
+
+    def _whose(self, method: str) -> str:
+        """Return the class, where the path does not name it, and what to do."""
+        name = ".".join(str(getattr(self.target, n, "")) for n in ("__module__", "__qualname__"))
+        if self.path.endswith(name):
+            return ""
+        where = f"{name}.{method}" if method else name
+        return f", in {where}: correct this class, or its arguments in the file"
 
     def make(self, *injected: Any) -> Any:
         """Return the object; errors do not name the place in the file."""

@@ -154,6 +154,6 @@ def _dataloader(component: Component) -> Callable[[], Any]:
     def create() -> Any:
         processor = component.build()
         make = getattr(processor, "create_dataloader", None)
-        return processor if make is None else make()
+        return processor if make is None else component.placed(make, "create_dataloader")
 
     return create

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.config.loader import read_text, to_yaml
+from modelzoo_trainer.config.plan import _dataloader
 from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.errors import ConfigError
 
@@ -244,6 +245,35 @@ def test_an_exception_of_the_users_gets_its_place_as_a_note(check):
     assert caught.value.__notes__ == [
         "raised by trainer.init.model.builtins.range (params.yaml:1:26)"
     ]
+
+
+class OwnProcessor:
+    """Fails when it is made, or when it makes a dataloader."""
+
+    def __init__(self, error: str, early: bool = False) -> None:
+        self.error = {"key": KeyError("column"), "config": ConfigError("error: not a word")}[error]
+        if early:
+            raise self.error
+
+    def create_dataloader(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("early", ["true", "false"])
+def test_an_exception_of_a_users_data_processor_gets_class_and_place(check, early) -> None:
+    name = f"{OwnProcessor.__module__}.OwnProcessor"
+    text = SMALLEST.replace(
+        "validate_all: {}",
+        f"fit: {{train_dataloader: {{data_processor: {name}, error: key, early: {early}}}}}",
+    ).replace(
+        "size: 1}", "size: 1}, optimizer: {adamw: {betas: [0.9, 0.95]}}, loop: {num_steps: 1}"
+    )
+    (plan,) = check(text, "train")
+    with pytest.raises(KeyError, match="column") as caught:
+        _dataloader(plan.call["train_dataloader"])()
+    [note] = caught.value.__notes__
+    assert "trainer.fit.train_dataloader (params.yaml:" in note
+    assert name + ("" if early == "true" else ".create_dataloader") in note
 
 
 MODEL = "model: {name: tiny_net, hidden_size: 1}"
