@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from modelzoo_trainer.loading.hidden_state import OF_LOADING, Snapshot, changed, snapshot
+from modelzoo_trainer.loading.shared_memory import shared
 
 log = logging.getLogger("modelzoo_trainer.data")
 
@@ -185,12 +186,6 @@ class Rounds:
         """Drop rounds that no position from this one on needs."""
         while len(self._rounds) > 1 and self._rounds[1][0] <= position:
             self._rounds.popleft()
-
-
-def shared(tensor: Tensor) -> Tensor:
-    """Move a tensor to shared memory and return it."""
-    moved: Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
-    return moved
 
 
 class Notes:

@@ -30,12 +30,12 @@ from modelzoo_trainer.loading.dataset_state import (
     Loaded,
     Notes,
     Rounds,
-    shared,
     warn_of_change,
 )
 from modelzoo_trainer.loading.hidden_state import OF_DATA, HiddenState
 from modelzoo_trainer.loading.position import EpochStart, LoaderState
 from modelzoo_trainer.loading.sharding import ShardedBatch, ShardInfo, Split
+from modelzoo_trainer.loading.shared_memory import shared
 from modelzoo_trainer.loading.source import (
     NumberedBatches,
     Source,

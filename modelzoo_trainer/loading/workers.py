@@ -27,6 +27,7 @@ from modelzoo_trainer.errors import ConfigError, not_an_end
 from modelzoo_trainer.exit_codes import STOP_SIGNALS
 from modelzoo_trainer.loading.batch_seeds import DatasetWrapper
 from modelzoo_trainer.loading.fetchers import check_all_here, checked
+from modelzoo_trainer.loading.shared_memory import note_shared_memory
 
 
 class _Reports:
@@ -239,6 +240,9 @@ def _waiting(function: Callable[[Any], Any], argument: Any) -> Any:
         if reports.kept:
             raise reports.kept.pop(0)
         return function(argument)
+    except (OSError, RuntimeError) as error:
+        note_shared_memory(error)
+        raise
     finally:
         reports.num_waiting -= is_main
 
