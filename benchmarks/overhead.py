@@ -1,10 +1,10 @@
 """Overhead per step compared with a hand-written loop, interleaved in one process.
 
-python benchmarks/overhead.py [--steps 1000] [--rounds 9] [--rows ghijk] [--peers] [--memory]
+python benchmarks/overhead.py [--steps 1000] [--rounds 9] [--rows ghijkl] [--peers] [--memory]
 
 Rows (a) to (f) train on a list of batches. Rows (g) to (k) train on a torch DataLoader; the
 hand-written loop has its own DataLoader of the same kind over the same data set. (j) has persistent
-workers on both sides.
+workers on both sides. Row (l) trains on another iterable: a stream without a length.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -37,10 +37,9 @@ from modelzoo_trainer.models.registry import model_class
 
 ROOT = Path(__file__).resolve().parents[1]
 EPOCH = 100  # batches
-LIST_ROWS, LOADER_ROWS = "abcdef", "ghijk"
+LIST_ROWS, LOADER_ROWS = "abcdef", "ghijkl"
 Timed = Callable[[], float]  # seconds per step
-Data = list[Any] | DataLoader[Any]
-Maker = Callable[[nn.Module, Data, int], Timed]  # creates a run with that number of steps
+Maker = Callable[[nn.Module, Any, int], Timed]  # creates a run with that number of steps
 
 
 class Mlp(nn.Module):
@@ -86,6 +85,20 @@ class ListedSamples(Samples):
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the samples of some indices."""
         return [(self.x[idx], self.y[idx]) for idx in indices]
+
+
+class Stream:
+    """Batches one after the other: neither a DataLoader nor a list, and without a length."""
+
+    def __init__(self) -> None:
+        batches = mlp_batches()
+        self.read = lambda: iter(batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.read()
+
+
+Data = list[Any] | DataLoader[Any] | Stream
 
 
 def gpt() -> nn.Module:
@@ -317,6 +330,13 @@ def loader_cases(steps: int) -> list[Case]:
             10,
             minus=(hand_h, fit_h),
         ),
+        Case(
+            "(l) another iterable, as a stream",
+            ours(Mlp(), Stream(), steps, check_loss=False),
+            hand_loop(Mlp(), Stream(), steps),
+            "at most 50",
+            50,
+        ),
     ]
 
 
@@ -417,6 +437,9 @@ def print_peers(steps: int, rounds: int, letters: str) -> None:
     if not letters or "h" in letters:
         steps = whole_epochs(steps)
         print_trainers("(h) DataLoader", makers, lambda: loader(dataset), steps, rounds)
+    if not letters or "l" in letters:
+        streaming = {name: makers[name] for name in ("ours", "Ignite") if name in makers}
+        print_trainers("(l) a stream", streaming, Stream, whole_epochs(steps), rounds)
     for name in PEERS:
         if name not in found:
             print(f"| {name} | not installed | |")
@@ -448,7 +471,10 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000, help="steps per run")
     parser.add_argument("--rounds", type=int, default=9, help="paired runs; medians are shown")
     parser.add_argument(
-        "--rows", default="", metavar="LETTERS", help="only these rows, such as ghijk; default: all"
+        "--rows",
+        default="",
+        metavar="LETTERS",
+        help="only these rows, such as ghijkl; default: all",
     )
     parser.add_argument("--peers", action="store_true", help="other trainers, if installed")
     parser.add_argument("--memory", action="store_true", help="memory growth over 10,000 steps")

@@ -40,6 +40,8 @@ def _epochs(data: Data, steps: int) -> tuple[Data, int]:
     """Return the data and the number of epochs; a list is one epoch of `steps` batches."""
     if isinstance(data, DataLoader):
         return data, steps // len(data)
+    if isinstance(data, Stream):
+        return data, steps // EPOCH
     return list(islice(cycle(data), steps)), 1
 
 
@@ -67,10 +69,11 @@ def ignite(model: nn.Module, data: Data, steps: int) -> Timed:
 
     engine = Engine(update)
     given, num_epochs = _epochs(data, steps)
+    epoch_length = None if hasattr(given, "__len__") else EPOCH
 
     def run() -> float:
         begin = time.perf_counter()
-        engine.run(given, max_epochs=num_epochs)
+        engine.run(given, max_epochs=num_epochs, epoch_length=epoch_length)
         return (time.perf_counter() - begin) / steps
 
     return run

@@ -17,7 +17,8 @@ LoaderState = dict[str, Any]
   indices drawn since (`num_draws`, `checksum`);
 * `attributes`: likewise for another kind of loader, or for a stream;
 * `batches`: a checksum of the last batch consumed (`num`, `checksum`), if batches are reloaded to
-  reach the position;
+  reach the position; a function that returns it, until it is needed;
+* `unsaved`: names of attributes that cannot be saved;
 * `rounds`: the states of the dataset in each worker after `batch_idx` batches (`states`), and
   whether the epoch ended before the end of the dataset (`is_cut`);
 * `state`: the loader's own `state_dict` after `batch_idx` batches, and `is_cut`.
@@ -113,7 +114,7 @@ class Position(NamedTuple):
             "batch_idx": self.batch_idx,
             "num_batches": self.num_batches,
             "parts": self.parts,
-            _key_of_loader(layout.num_shards, index): self.loader,
+            _key_of_loader(layout.num_shards, index): _computed(self.loader),
             "offset": self.offset,
             "num_shards": layout.num_shards,
             "per_batch": layout.per_batch,
@@ -190,7 +191,7 @@ class Position(NamedTuple):
         )
 
     def _kept_state(self, layout: ShardLayout) -> LoaderState | None:
-        names = {"sampler"}
+        names = {"sampler", "unsaved"}
         if self.layout.is_same_size(layout):
             names.add("order")
         if self.layout.num_shards == layout.num_shards:
@@ -206,6 +207,13 @@ def _key_of_loader(num_shards: int, index: int) -> str:
 
 _OF_RANK: Final = ("state", "rounds")
 _OF_EPOCH: Final = ("attributes",)
+
+
+def _computed(loader: LoaderState | None) -> LoaderState | None:
+    """Return a loader's state with the checksum that it may have to compute."""
+    if loader is None or not callable(loader.get("batches")):
+        return loader
+    return loader | {"batches": loader["batches"]()}
 
 
 def has_loader_state(state: Mapping[str, Any], num_shards: int) -> bool:

@@ -31,6 +31,12 @@ Exchange = Callable[[int], list[int]]
 
 _MOST_SHOWN: Final = 64  # indices in a message
 _NUM_COMPARED: Final = 16  # values of a tensor in a checksum
+_OF_NUMPY: Final = frozenset(
+    [
+        *(torch.float32, torch.float64, torch.float16, torch.bool),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    ]
+)
 
 
 class Source:
@@ -108,8 +114,8 @@ class Source:
         hidden = self._hidden
         if hidden is None:
             return
-        self._has_looked = False
         if "attributes" in saved:
+            self._has_looked = False
             left = hidden.load(saved["attributes"])
             self._missing = {path: saved["attributes"][path] for path in left}
             set_epoch_of(self.loader, epoch)  # restoring may have reset it
@@ -252,32 +258,36 @@ def hidden_states(hidden: HiddenState) -> LoaderState:
 
 
 class Checksums:
-    """Checksums of batches, to check that reloaded ones are the same."""
+    """Checksums of batches, to check that reloaded ones are the same.
+
+    Of each batch the shapes and copies of the first values are kept, as it may be changed in place;
+    the checksum is computed when a checkpoint is saved or compared.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, int] = {}
+        self._known: dict[int, list[Head]] = {}
         self._expected: tuple[int, int] | None = None
 
     def begin(self, saved: LoaderState) -> None:
         """Start an epoch with the checksums of a checkpoint."""
         self._known = {}
         found = saved.get("batches")
+        if callable(found):
+            found = found()
         self._expected = None if found is None else (found["num"], found["checksum"])
 
     def add(self, num: int, batch: Batch) -> bool:
         """Add the `num`-th batch of the epoch; return whether it differs from the saved one."""
-        checksum = self._known[num] = checksum_of(batch)
-        return (
-            self._expected is not None
-            and self._expected[0] == num
-            and self._expected[1] != checksum
-        )
+        heads = self._known[num] = [_head_of(tensor) for tensor in _tensors_of(batch)]
+        expected = self._expected
+        return expected is not None and expected[0] == num and expected[1] != _checksum_of(heads)
 
     def state(self, position: int | None) -> LoaderState:
-        """Return the checkpoint state after `position` batches."""
+        """Return the checkpoint state after `position` batches; it is computed when it is saved."""
         if position is None or position not in self._known:
             return {}
-        return {"batches": {"num": position, "checksum": self._known[position]}}
+        heads = self._known[position]
+        return {"batches": lambda: {"num": position, "checksum": _checksum_of(heads)}}
 
     def forget_before(self, position: int) -> None:
         """Drop checksums of earlier positions."""
@@ -285,16 +295,53 @@ class Checksums:
             del self._known[num]
 
 
-def checksum_of(batch: Batch) -> int:
-    """Return a checksum of the shapes and the first values of a batch's tensors."""
+Head = tuple[torch.Size, Any]
+"""The shape of a tensor, and an array with its first values; None = they are not compared."""
+
+
+def _tensors_of(batch: Any) -> Iterable[Tensor]:
+    """Return the tensors of a batch in the order of torch's pytree, faster in the common cases."""
+    kind = type(batch)
+    if kind is Tensor:
+        return (batch,)
+    if kind is dict:
+        batch = list(batch.values())
+    elif kind is not tuple and kind is not list:
+        return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    found = []
+    for part in batch:
+        if type(part) is Tensor:
+            found.append(part)
+        else:
+            found += _tensors_of(part)
+    return found
+
+
+def _head_of(tensor: Tensor) -> Head:
+    is_plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
+    if not is_plain or tensor.is_quantized:
+        return tensor.shape, None
+    if tensor.dtype not in _OF_NUMPY or tensor.requires_grad or tensor.is_neg():
+        return tensor.shape, _first_values(tensor.detach())
+    if not tensor.is_contiguous():
+        return tensor.shape, _first_values(tensor)
+    return tensor.shape, tensor.numpy().ravel()[:_NUM_COMPARED].copy()  # 4 times as fast
+
+
+def _first_values(tensor: Tensor) -> Tensor:
+    """Return copies of the first values, without a copy of the rest."""
+    while tensor.dim() > 1 and len(tensor) and tensor[0].numel() >= _NUM_COMPARED:
+        tensor = tensor[0]
+    return tensor[:_NUM_COMPARED].reshape(-1)[:_NUM_COMPARED].clone()
+
+
+def _checksum_of(heads: Iterable[Head]) -> int:
+    """Return a checksum of the shapes and first values of a batch's tensors."""
     found = 0
-    for leaf in tree_leaves(batch):
-        if not isinstance(leaf, Tensor):
-            continue
-        found = zlib.crc32(repr(tuple(leaf.shape)).encode(), found)
-        if type(leaf) is Tensor and leaf.is_cpu and leaf.layout is torch.strided:
-            values = leaf.detach().reshape(-1)[:_NUM_COMPARED].tolist()
-            found = zlib.crc32(repr(values).encode(), found)
+    for shape, values in heads:
+        found = zlib.crc32(repr(tuple(shape)).encode(), found)
+        if values is not None:
+            found = zlib.crc32(repr(values.tolist()).encode(), found)
     return found
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from modelzoo_trainer import Callback, Checkpoint
+from modelzoo_trainer.loading.source import Checksums
 from tests.doubles import Scale, constant_batches
 
 NUM_LOADED: Counter[int] = Counter()  # no attribute of a data set, where it would be its state
@@ -305,3 +306,35 @@ def test_a_checkpoint_loaded_by_hand_gives_the_loader_its_state(
     second.fit(Own(), ckpt_path=None)
     assert values.values == [4, 5]
     assert warnings_of(caplog) == []
+
+
+def test_a_checksum_is_computed_when_it_is_saved_of_the_values_as_they_were_fetched() -> None:
+    batch = {"b": torch.arange(40.0).reshape(4, 10), "a": [torch.tensor([1, 2]), "text"]}
+    checksums = Checksums()
+    checksums.begin({})
+    assert not checksums.add(3, batch)
+    compute = checksums.state(3)["batches"]
+    batch["b"].zero_()
+    assert compute() == {"num": 3, "checksum": 3783655111}  # of checkpoints before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda batch: batch.t(),
+        lambda batch: batch.bfloat16(),
+        lambda batch: batch.clone().requires_grad_(),
+        lambda batch: torch.view_as_complex(batch.reshape(-1, 2)).conj(),
+        lambda batch: torch.view_as_complex(batch.reshape(-1, 2)).conj().imag,
+        lambda batch: batch.to_sparse(),
+        lambda batch: batch.to("meta"),
+    ],
+)
+def test_any_tensor_has_a_checksum_and_another_value_another(change) -> None:
+    batch = torch.arange(1.0, 41).reshape(4, 10)
+    before, after = Checksums(), Checksums()
+    before.add(1, change(batch))
+    after.begin({"batches": before.state(1)["batches"]})
+    assert not after.add(1, change(batch))
+    has_values = change(batch).layout is torch.strided and not change(batch).is_meta
+    assert after.add(1, change(batch + 1)) == has_values
