@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+EPOCH = 100  # batches of a stream, which has no length
 Data = list[Any] | DataLoader[Any]
 Timed = Callable[[], float]  # seconds per step
 
@@ -40,7 +41,7 @@ def _epochs(data: Data, steps: int) -> tuple[Data, int]:
     """Return the data and the number of epochs; a list is one epoch of `steps` batches."""
     if isinstance(data, DataLoader):
         return data, steps // len(data)
-    if isinstance(data, Stream):
+    if not hasattr(data, "__len__"):
         return data, steps // EPOCH
     return list(islice(cycle(data), steps)), 1
 
