@@ -222,7 +222,8 @@ class Stream:
         if isinstance(which, int):
             return int(self[which : which + 1][0])
         begin, end, step = which.indices(self._length)
-        assert step == 1  # a batch is a run of the stream
+        if step != 1:
+            raise ValueError(f"a batch is a run of the stream; got a slice with step {step}")
         rows = np.full(max(end - begin, 0), PADDING, dtype=np.int64)
         size = self._sampler.num_samples
         at, last = self._start + begin, self._start + min(end, self._num_real)

@@ -235,9 +235,10 @@ def _bound(path: Path, binding: Path) -> Mirror:
     try:
         raw = json.loads(read_bytes(binding))
         url = parse_url(str(raw["url"]))
-        assert isinstance(url, StoreUrl)
+        if not isinstance(url, StoreUrl):
+            raise ValueError(f"{raw['url']!r} is a folder, not an object store")
         return Mirror(path, url, dict(raw["options"]))
-    except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"{str(binding)!r} cannot be read ({error}). It names the object store of this folder; "
             f"pass the URL of the store instead of the folder."

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.errors import CheckpointError, NoCheckpoint, StoreError
+from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
 from modelzoo_trainer.stores.cache import bound
 from modelzoo_trainer.stores.mirror import Mirror, mirror_of, open_mirror
 from modelzoo_trainer.stores.pulling import fetch, pull
@@ -390,3 +390,11 @@ def test_paths_know_their_mirror(machine: Machine, tmp_path: Path) -> None:
     assert one.name_of(one.path / "extra/checkpoint_5") == "extra/checkpoint_5"
     assert one.name_of(one.path / ".store/x") is None
     assert mirror_of(tmp_path / "checkpoint_5") is None
+
+
+def test_a_binding_to_a_plain_folder_is_refused_with_the_reason(tmp_path: Path) -> None:
+    hidden = tmp_path / "run/.store"
+    hidden.mkdir(parents=True)
+    (hidden / "binding.json").write_text('{"url": "file:///elsewhere", "options": {}}')
+    with pytest.raises(ConfigError, match=r"'file:///elsewhere' is a folder, not an object store"):
+        mirror_of(tmp_path / "run")
