@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from torch.nn import Module
 
@@ -56,7 +56,21 @@ _EXAMPLES: Final = {  # formatted with a number that may have been given instead
 }
 
 
-class CallbackList(Mapping[str, Any]):
+class NotCopied:
+    """Base class of what belongs to one trainer: refuses to be copied or pickled."""
+
+    def _refuse_copy(self, *args: object) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: a trainer, its callbacks and its files belong together and "
+            f"cannot be copied or pickled. Write a function that creates a Trainer, and call it "
+            f"again, in a new process inside that process. For a copy of the weights, use "
+            f"copy.deepcopy(trainer.model)."
+        )
+
+    __copy__ = __deepcopy__ = __reduce_ex__ = _refuse_copy
+
+
+class CallbackList(NotCopied, Mapping[str, Any]):
     """The callbacks of a trainer by name, in the order in which they are called.
 
     Modify it only by `trainer.add_callback` and `trainer.remove_callback`. Global callbacks and the

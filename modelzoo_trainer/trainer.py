@@ -18,6 +18,7 @@ from modelzoo_trainer.callback import Batch, Loader, Metrics, Outputs, Validatio
 from modelzoo_trainer.callback_list import (
     CallbackHandle,
     CallbackList,
+    NotCopied,
     add_callback,
     core_callbacks,
     remove_callback,
@@ -90,7 +91,7 @@ T = TypeVar("T")
 _RUNS: Final = frozenset({"__init__", "fit", "validate", "validate_all", "test", "predict"})
 
 
-class Trainer(InterceptableMethods):
+class Trainer(NotCopied, InterceptableMethods):
     """Train and validate a model by calling the hooks of its callbacks in a fixed order.
 
     Args:

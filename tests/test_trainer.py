@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
+import pickle
 import weakref
 from pathlib import Path
 
@@ -750,3 +752,24 @@ def test_a_frequency_that_does_not_fit_is_refused(value) -> None:
 def test_the_earlier_name_of_a_padding_batch_works(trainer_of) -> None:
     trainer = trainer_of()
     assert trainer.is_filler is trainer.is_padding is False
+
+
+class Has(Callback):
+    """Keeps its trainer."""
+
+    def setup(self, trainer):
+        self.trainer = trainer
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("what", ["trainer", "callbacks", "a list with its callback"])
+def test_a_trainer_is_not_copied(trainer_of, what, copied):
+    owner = Has()
+    trainer = trainer_of(owner)
+    trainer.fit(tiny_batches(2))
+    given = {"trainer": trainer, "callbacks": trainer.callbacks}.get(what, [owner])
+    if what not in ("trainer", "callbacks") and copied is copy.copy:
+        assert copied(given)[0].trainer is trainer
+        return
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled.*copy.deepcopy\("):
+        copied(given)
