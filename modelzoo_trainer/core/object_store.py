@@ -111,6 +111,8 @@ class ObjectStore(CoreCallback):
         if checkpoint.checkpoint_url is not None:
             root = self.local(checkpoint.checkpoint_url, "checkpoint.checkpoint_root")
             checkpoint.checkpoint_root = Path(root)
+        if checkpoint.checkpoint_root is not None:  # the same folder after a chdir
+            checkpoint.checkpoint_root = Path(os.path.abspath(checkpoint.checkpoint_root))
         self._home, root = _mirror_at(home), _mirror_at(checkpoint.checkpoint_root)
         both = {str(one.path): one for one in (self._home, root) if one is not None}
         self._mirrors = list(both.values())

@@ -90,7 +90,10 @@ class FolderLock:
 
     def __init__(self, setting: str) -> None:
         self._setting = setting
+        self._given = Path()
         self._folder: str | None = None
+        self._left: list[str] = []
+        """Folders to which the path led earlier in the run; locked as well."""
         self._pid = 0
         self.is_held = False
         """Whether the lock is held."""
@@ -103,6 +106,7 @@ class FolderLock:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._given = folder
             self._folder, self._pid = os.path.realpath(folder), os.getpid()
             self.is_held = _acquire(self._folder, self._setting)
         except OSError as error:
@@ -111,14 +115,17 @@ class FolderLock:
     def check(self) -> None:
         """Check that this process still holds the lock.
 
-        If the lock file was removed or replaced, lock it again if possible, with a warning. Disk
-        errors are logged.
+        If the lock file was removed or replaced, lock it again if possible, with a warning. If the
+        path leads to another folder, because a link in it was changed, lock that one, too, with a
+        warning. Disk errors are logged.
 
         Raises:
             ConfigError: If another process holds the lock.
         """
         if self._folder is None or not self.is_held or self._pid != os.getpid():
             return
+        if os.path.realpath(self._given) != self._folder:
+            self._follow(self._folder)
         try:
             is_renewed = _renew(self._folder, self._setting)
         except ConfigError as error:
@@ -141,6 +148,32 @@ class FolderLock:
                 self._setting,
                 self._folder,
             )
+
+    def _follow(self, before: str) -> None:
+        """Lock the folder to which the path leads now."""
+        try:
+            self._given.mkdir(parents=True, exist_ok=True)
+            now = os.path.realpath(self._given)
+            self.is_held = _acquire(now, self._setting)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{self._setting} {str(self._given)!r} leads to another folder than when the run "
+                f"started ({before!r}), and {error}"
+            ) from None
+        except OSError as error:
+            log.warning("The lock of %s cannot be taken: %s", self._given, error)
+            return
+        self._left.append(before)
+        self._folder = now
+        log.warning(
+            "%s %r leads to another folder than when the run started: then %r, now %r. New "
+            "checkpoints will be in the new one; earlier ones, metrics and logs are in the old "
+            "one. Do not change links in the path during a run.",
+            self._setting,
+            str(self._given),
+            before,
+            now,
+        )
 
     def begin_fit(self, stack: ExitStack) -> None:
         """Lock the folder against other fits of this process, until the stack closes.
@@ -165,7 +198,9 @@ class FolderLock:
         folder, self._folder = self._folder, None
         if folder is not None and self.is_held:
             self.is_held = False
-            _release(folder)
+            for one in (*self._left, folder):
+                _release(one)
+            self._left = []
 
 
 class _Held:

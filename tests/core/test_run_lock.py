@@ -366,3 +366,72 @@ def test_trainers_of_one_process_still_share_a_lock_that_was_taken_again(
     assert not is_free(tmp_path / "run")
     second.close()
     assert is_free(tmp_path / "run")
+
+
+class Retarget(Callback):
+    """Point a link at another folder after the second step."""
+
+    def __init__(self, link, target):
+        self.link, self.target = link, target
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if trainer.global_step == 2:
+            self.link.unlink()
+            self.link.symlink_to(self.target)
+
+
+@pytest.mark.parametrize("setting", ["model_dir", "checkpoint_root"])
+def test_a_link_that_is_changed_during_a_run_is_noticed(tmp_path, caplog, setting):
+    first, second, link = (tmp_path / name for name in ("first", "second", "link"))
+    first.mkdir()
+    second.mkdir()
+    link.symlink_to(first)
+    root = link if setting == "checkpoint_root" else None
+    trainer = make_trainer(
+        tmp_path / "run" if root else link,
+        Retarget(link, second),
+        checkpoint=Checkpoint(steps=1, checkpoint_root=root),
+    )
+    with trainer:
+        trainer.fit(tiny_batches(4))
+        told = [one for one in caplog.messages if "leads to another folder than when" in one]
+        assert len(told) == 1
+        assert setting in told[0]
+        assert str(second) in told[0]
+        if setting == "model_dir":  # both are locked
+            for folder in (first, second):
+                with pytest.raises(BlockingIOError), (folder / LOCK_NAME).open() as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for folder in (first, second):
+        with (folder / LOCK_NAME).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_link_to_the_folder_of_another_run_ends_the_run(tmp_path):
+    first, second, link = (tmp_path / name for name in ("first", "second", "link"))
+    first.mkdir()
+    second.mkdir()
+    link.symlink_to(first)
+    trainer = make_trainer(link, Retarget(link, second), checkpoint=Checkpoint(steps=1))
+    holder = Holder(second)
+    with (
+        trainer,
+        pytest.raises(ConfigError, match=r"leads to another folder.*in use by process 4711"),
+    ):
+        trainer.fit(tiny_batches(4))
+    holder.end()
+    assert not list(second.glob("checkpoint_*"))
+
+
+def test_a_relative_checkpoint_root_is_the_same_folder_after_a_chdir(tmp_path, monkeypatch):
+    class Leave(Callback):
+        def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+            os.chdir(tmp_path / "other")
+
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    checkpoint = Checkpoint(steps=2, checkpoint_root="saved")
+    with make_trainer("run", Leave(), checkpoint=checkpoint) as trainer:
+        trainer.fit(tiny_batches(4))
+    assert (tmp_path / "saved/checkpoint_4").is_dir()
+    assert not list((tmp_path / "other").iterdir())
