@@ -48,6 +48,7 @@ CALLS: Final = {
     "loop.step": "act: run a batch, of which an evaluation computes something else than a loss",
     "checkpoint.choose": "answer: which checkpoint",
     "checkpoint.restoring": "act: read",
+    "checkpoint.check_parts": "act: refuse what lacks a part, before any of it is used",
     "checkpoint.to_roll_back_to": "answer: which checkpoint",
     "checkpoint.finish": "act: wait for the checkpoint before this one",
     "checkpoint.write": "act: write",

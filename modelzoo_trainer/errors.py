@@ -6,6 +6,7 @@ ModelZooError
 |-- CheckpointError (RuntimeError)       a checkpoint cannot be written or read
 |   |-- CheckpointMismatch               there is none, or it belongs to something else
 |   |   `-- NoCheckpoint (ConfigError)   there is none where one is required
+|   |-- NewerFormat                      a newer version of this package has written it
 |   `-- DiskError                        a disk error, in this process or another one
 |-- StoreError (OSError)                 an object store refused a request or does not answer
 |   |-- NoSuchObject (FileNotFoundError) there is no object of a name
@@ -53,6 +54,10 @@ class CheckpointMismatch(CheckpointError):
 
 class NoCheckpoint(CheckpointMismatch, ConfigError):
     """There is no checkpoint at a given path, or no "last" or "best" one."""
+
+
+class NewerFormat(CheckpointError):
+    """A checkpoint has a format of a newer version: it is not damaged, but cannot be read here."""
 
 
 OF_ANOTHER_RUN: Final = (

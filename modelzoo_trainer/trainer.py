@@ -757,6 +757,7 @@ class Trainer(NotCopied, InterceptableMethods):
             return
         with self.checkpoint.restoring(self, path) as state:
             self.hooks.preprocess_checkpoint(self, state)
+            self.checkpoint.check_parts(self)
             self.hooks.on_load_checkpoint(self, state)
 
     def _resume(self, ckpt_path: CkptPath) -> None:

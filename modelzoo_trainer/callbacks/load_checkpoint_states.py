@@ -69,6 +69,7 @@ class LoadCheckpointStates(Callback):
     def preprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if "all" in self.states or self._is_own:
             return
+        trainer.checkpoint.load_parts()
         what = "LoadCheckpointStates: the checkpoint"
         require_parts(what, state_dict, self.states, CheckpointMismatch)
         for name in set(state_dict) - set(self.states):

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE, is_file_name, read_manifest
-from modelzoo_trainer.errors import CheckpointError, folder_reason
+from modelzoo_trainer.errors import CheckpointError, NewerFormat, folder_reason
 from modelzoo_trainer.stores.deleting import forget
 
 log = logging.getLogger("modelzoo_trainer.checkpointing")
@@ -258,6 +258,23 @@ def candidates(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     for path in sorted(unreadable, key=lambda path: natural(path.name)):
         found.insert(bisect([natural(other.name) for other in found], natural(path.name)), path)
     return found[::-1]
+
+
+def refuse_newer(path: Path) -> None:
+    """Check that a checkpoint is not of a newer format, which is no reason to skip it.
+
+    Raises:
+        NewerFormat: If it is.
+    """
+    try:
+        read_manifest(path)
+    except NewerFormat as error:
+        raise NewerFormat(
+            f"{error} To use an older checkpoint instead, pass its path as ckpt_path; to start "
+            f"from scratch, use a new model_dir."
+        ) from None
+    except CheckpointError:
+        pass  # reported by those who read it
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import xxhash
 
 from modelzoo_trainer.checkpointing import disk
-from modelzoo_trainer.errors import CheckpointError, reason_of
+from modelzoo_trainer.errors import CheckpointError, NewerFormat, reason_of
 from modelzoo_trainer.regular_files import open_regular
 from modelzoo_trainer.stores.reading import is_in_mirror
 
@@ -63,8 +63,21 @@ class Manifest:
 
 def _sealed(manifest: dict[str, Any]) -> str:
     """Return the canonical text of a manifest."""
-    digest = xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode("ascii"))
-    return json.dumps(manifest | {_DIGEST: digest}, indent=1, sort_keys=True) + "\n"
+    return json.dumps(manifest | {_DIGEST: _digest_of(manifest)}, indent=1, sort_keys=True) + "\n"
+
+
+def _digest_of(manifest: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode("ascii"))
+
+
+def _is_newer(raw: dict[str, Any]) -> bool:
+    """Return whether the version is newer than this one, and no damaged digit of a known one."""
+    version = raw["format_version"]
+    if type(version) is not int or version <= FORMAT_VERSION:
+        return False
+    others = {key: value for key, value in raw.items() if key != _DIGEST}
+    known = [_digest_of(others | {"format_version": one}) for one in _MIGRATIONS]
+    return raw.get(_DIGEST) not in known
 
 
 def is_file_name(name: str) -> bool:
@@ -87,8 +100,9 @@ def read_manifest(path: Path) -> Manifest:
     """Read a checkpoint's manifest.
 
     Raises:
-        CheckpointError: If it is missing, unreadable, damaged, of an unknown version, refers to
-            files elsewhere, or belongs to a directory of another name.
+        CheckpointError: If it is missing, unreadable, damaged, of an unknown version
+            (`NewerFormat`: a newer one), refers to files elsewhere, or belongs to a directory of
+            another name.
     """
     file = path / MANIFEST
     try:
@@ -152,7 +166,7 @@ def parse_manifest(text: str, path: Path) -> Manifest:
     version = raw["format_version"]
     migrate = _MIGRATIONS.get(version) if type(version) is int else None
     if migrate is None:  # first: other versions may compute the digest differently
-        raise CheckpointError(
+        raise (NewerFormat if _is_newer(raw) else CheckpointError)(
             f"{str(path)!r} has format version {version!r}; this version of modelzoo_trainer "
             f"reads format versions up to {FORMAT_VERSION}. Install the version of "
             f"modelzoo_trainer that saved the checkpoint."

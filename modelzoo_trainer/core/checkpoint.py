@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem
+from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem, refuse_newer
 from modelzoo_trainer.checkpointing.restoring import parts_of, restoring
 from modelzoo_trainer.constraints import (
     FinitePositiveFloat,
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+_ALWAYS: Final = ("global_step", "dataloader", "schedulers", "rng")
+"""Parts of a checkpoint that every run saves, beside those of the model and its optimizers."""
 
 SAVING_END: Final = "saving_end"
 """Custom event after `on_save_checkpoint`, before training continues: the checkpoint, of the run or
@@ -174,6 +177,8 @@ class Checkpoint(CoreCallback, Interceptable):
             WeakSet()
         )  # trainers that have trained or loaded something
         self._found: tuple[Path, StateDict] | None = None
+        self._parts: frozenset[str] = frozenset()  # of the last checkpoint, as it was read
+        self._is_partial = False
         self._damaged: set[Path] = set()
         self._noted_untrained = 0  # the level of the message; 0 = none yet
         self.is_own = False
@@ -365,13 +370,19 @@ class Checkpoint(CoreCallback, Interceptable):
     def _newest_intact(
         self, trainer: Trainer, others: frozenset[Path] = frozenset()
     ) -> tuple[Path, StateDict] | None:
-        """Return the newest intact checkpoint and its content."""
+        """Return the newest intact checkpoint and its content.
+
+        Raises:
+            CheckpointError: If there are some, but none is intact, or a newer one is of a newer
+                format.
+        """
         root = self.root(trainer)
         damaged = []
         self._damaged.clear()
         for path in checkpointing.candidates(root, self._pattern()):
             if path in others:
                 continue
+            refuse_newer(path)
             try:
                 return path, _content(path, trainer)
             except CheckpointError as error:
@@ -391,8 +402,11 @@ class Checkpoint(CoreCallback, Interceptable):
         Raises:
             ConfigError: If there is none.
         """
-        listed = checkpointing.list_checkpoints(self.root(trainer))
         pattern = self._pattern()
+        if trainer.backend.comm.is_main:
+            for path in checkpointing.candidates(self.root(trainer), pattern):
+                refuse_newer(path)
+        listed = checkpointing.list_checkpoints(self.root(trainer))
         own = [info.path for info in listed if pattern.fullmatch(info.path.name)]
         found: list[Path] = trainer.object_store.shared(trainer, own)
         if not found:
@@ -761,7 +775,40 @@ class Checkpoint(CoreCallback, Interceptable):
         else:
             state = checkpointing.load(path)
         self._begun = path.resolve(), state.get("global_step")
+        self._parts, self._is_partial = frozenset(state), False
         return state
+
+    def load_parts(self) -> None:
+        """Load only what the state has; called in `preprocess_checkpoint`."""
+        self._is_partial = True
+
+    def check_parts(self, trainer: Trainer) -> None:
+        """Check that the checkpoint has what a run cannot do without, before any of it is used.
+
+        A checkpoint of a run, which has a step, is required to have all that every run saves.
+
+        Raises:
+            CheckpointError: If a part is missing, unless only parts are to be loaded.
+        """
+        if self._is_partial:
+            return
+        needed = ["model"]
+        if trainer.is_resuming and (self.is_own or "global_step" in self._parts):
+            needed += _ALWAYS
+            if trainer.has_optimizer and self._begun[1] and "optimizers" not in self._parts:
+                needed.append("optimizer")
+        missing = [name for name in needed if name not in self._parts]
+        if not missing:
+            return
+        problem = f"Checkpoint {str(self._begun[0])!r} has no state {', '.join(map(repr, missing))}"
+        if self.disable_strict_checkpoint_loading:
+            log.warning("%s; the run starts without it.", problem)
+            return
+        raise CheckpointError(
+            f"{problem}, so the run would not continue from it. Use another checkpoint. To load "
+            f"only the parts that it has, name them in the callback LoadCheckpointStates, and pass "
+            f"the path as ckpt_path."
+        )
 
     def _instead_of(self, trainer: Trainer, path: Path) -> str:
         """Return which checkpoints are beside a missing one, and in the run's folder."""

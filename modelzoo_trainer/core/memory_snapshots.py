@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.checkpointing.folder import refuse_newer
 from modelzoo_trainer.checkpointing.slots import is_in_memory, save_in_place
 from modelzoo_trainer.constraints import PositiveInt
 from modelzoo_trainer.core.checkpoint_writer import least_bytes
@@ -92,6 +93,7 @@ class MemorySnapshots:
         used = _read(folder / _USED)
         found = []
         for path in (folder / name for name in _SLOTS):
+            refuse_newer(path)
             with suppress(CheckpointError):
                 manifest = checkpointing.read_manifest(path)
                 facts = manifest.facts.get(_KEY)

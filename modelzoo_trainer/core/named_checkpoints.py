@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint
+from modelzoo_trainer.checkpointing.folder import refuse_newer
+from modelzoo_trainer.errors import CheckpointError, ConfigError, NewerFormat, NoCheckpoint
 from modelzoo_trainer.shown_path import shown_path
 from modelzoo_trainer.stores.urls import is_url
 
@@ -117,7 +118,7 @@ def note_best(trainer: Trainer, root: Path, used: Path) -> None:
         return
     try:
         best = best_in(trainer, root)
-    except ConfigError:
+    except (ConfigError, NewerFormat):
         return
     log.info(
         "Using %s, the newest checkpoint. The best one is %s: to use it, pass ckpt_path='best' "
@@ -172,6 +173,8 @@ def _watching(trainer: Trainer) -> list[Any]:
 
 
 def _marked_in(root: Path) -> list[_Marked]:
+    for path in checkpointing.candidates(root, re.compile(".+")):
+        refuse_newer(path)  # it may be the best one
     found = []
     for info in checkpointing.list_checkpoints(root):
         facts = checkpointing.read_manifest(info.path).facts
