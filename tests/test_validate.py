@@ -330,3 +330,28 @@ def test_a_validation_loop_whose_hook_is_misspelt_is_refused(trainer_of) -> None
 def test_eval_steps_that_are_not_positive_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^ValidationLoop\.eval_steps: expected .*> 0.*, got 0"):
         ValidationLoop(eval_steps=0)
+
+
+@pytest.mark.parametrize("method", ["validate", "test", "predict", "validate_all"])
+def test_another_checkpoint_is_not_validated_while_a_fit_is_running(trainer_of, tmp_path, method):
+    class Other(Callback):
+        def on_step_boundary(self, trainer):
+            if trainer.global_step == 2:
+                getattr(trainer, method)(tiny_batches(1), path)
+
+    first = trainer_of(model_dir=tmp_path / "first")
+    first.fit(tiny_batches(2))
+    path = first.save_checkpoint()
+    with pytest.raises(ConfigError, match=r"cannot be validated while fit is running"):
+        trainer_of(Other()).fit(tiny_batches(4))
+
+
+def test_current_weights_may_be_validated_while_a_fit_is_running(trainer_of):
+    class Own(Callback):
+        def on_step_boundary(self, trainer):
+            trainer.validate(tiny_batches(1))
+            trainer.validate_all(tiny_batches(1), None)
+
+    trainer = trainer_of(Own())
+    trainer.fit(tiny_batches(4))
+    assert trainer.global_step == 4

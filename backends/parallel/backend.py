@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adafactor, Optimizer
 from typing_extensions import override
 
@@ -82,6 +83,9 @@ class ParallelBackend(Backend):
         self.timeout_s = check_timeout(timeout)
         self._model: Module | None = None
         self._weighted: GradientWindow | None = None
+        self._replica: DistributedDataParallel | None = None
+        self._averaged: dict[int, Tensor] = {}
+        """Parameters whose gradients the replica averages, or that are not of the model, by id."""
         self._accumulating: Callable[[], AbstractContextManager[Any]] | None = None
         super().__init__(**options)
 
@@ -140,6 +144,11 @@ class ParallelBackend(Backend):
         self._weighted = None if weighting is None else GradientWindow(weighting)
         self.window = self._weighted or self._make_window()
         self._model = model
+        if isinstance(module, DistributedDataParallel):
+            self._replica = module
+            self._averaged = {
+                id(param): param for param in model.parameters() if param.requires_grad
+            }
         self._accumulating = partial(accumulating, module, model)
         return module
 
@@ -190,12 +199,38 @@ class ParallelBackend(Backend):
 
     @override
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
+        if self._replica is not None and self._replica.require_backward_grad_sync:
+            self._check_averaged(optimizer)
         if not self.has_shards or keep is None:
             super().optimizer_step(optimizer, keep)
         elif self._look(keep):  # undoing a step on the device supports only full tensors
             plain_step(optimizer)
         else:
             skip_step(optimizer)
+
+    def _check_averaged(self, optimizer: Optimizer) -> None:
+        """Check that no gradient is only that of this rank.
+
+        Raises:
+            BackendError: If a parameter of the model was added, replaced or unfrozen after the
+                model was distributed.
+        """
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and id(param) not in self._averaged:
+                    self._add_averaged(param)
+
+    def _add_averaged(self, param: Tensor) -> None:
+        named = () if self._model is None else self._model.named_parameters()
+        name = next((name for name, one in named if one is param), None)
+        if name is not None:
+            raise BackendError(
+                f"The gradient of {name} is not averaged over the ranks, which would get different "
+                f"weights: it was added, replaced or unfrozen after the model was distributed with "
+                f"backend.parallel.replicate. Do so before the Trainer is created, or use "
+                f"backend.parallel: {{shard: -1}}."
+            )
+        self._averaged[id(param)] = param
 
     # ---- state
 

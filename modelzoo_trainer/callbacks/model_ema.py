@@ -129,6 +129,8 @@ class ModelEma(ValidationCallback):
     def setup(self, trainer: Trainer) -> None:
         owner = trainer.callbacks["model"]
         self._model_owner = owner if isinstance(owner, ModelCallback) else None
+        if self._average is not None and self._average.model is not trainer.model:
+            self._average = None  # of another trainer
         same = [one for one in trainer.get_callbacks(ModelEma) if one.name_scope == self.name_scope]
         if len([one for one in same if one.validates]) > 1:
             raise ConfigError(

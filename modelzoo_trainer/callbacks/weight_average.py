@@ -59,7 +59,7 @@ class WeightAverage:
         self.num_updates: int | Tensor = 0
         """Number of updates; on the device if a flag there decides."""
         self.is_swapped = False
-        self._model = model
+        self.model = model
         self._decay = decay
         self._warms_up = warms_up
         self._averages_buffers = averages_buffers
@@ -95,7 +95,7 @@ class WeightAverage:
     def _track(self, also: Iterable[str] = ()) -> None:
         """Average what the model has now; also the named parameters that are frozen."""
         self._settle()
-        params = {uncompiled(name): param for name, param in self._model.named_parameters()}
+        params = {uncompiled(name): param for name, param in self.model.named_parameters()}
         params = {name: param for name, param in params.items() if not is_lazy(param)}
         wanted = {*also, *self._averages}
         kept = {name: p for name, p in params.items() if p.requires_grad or name in wanted}
@@ -114,11 +114,11 @@ class WeightAverage:
         self._names = [*kept, *places]
         self._own = [self._part(self._averages[name]) for name in self._names]
         self._dtypes = list(map(_DTYPE, self._own))
-        has_all = not any(map(is_lazy, self._model.parameters()))
-        self._structure = ModelStructure(self._model) if has_all else None
+        has_all = not any(map(is_lazy, self.model.parameters()))
+        self._structure = ModelStructure(self.model) if has_all else None
 
     def _places_of_buffers(self) -> Iterator[tuple[str, Place]]:
-        for prefix, module in self._model.named_modules():
+        for prefix, module in self.model.named_modules():
             for key, buffer in module._buffers.items():
                 is_state = key not in module._non_persistent_buffers_set
                 if buffer is not None and is_state and buffer.is_floating_point():

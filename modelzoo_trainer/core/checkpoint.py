@@ -180,6 +180,7 @@ class Checkpoint(CoreCallback, Interceptable):
         self._parts: frozenset[str] = frozenset()  # of the last checkpoint, as it was read
         self._is_partial = False
         self._damaged: set[Path] = set()
+        self._num_validations = 0  # that are running
         self._noted_untrained = 0  # the level of the message; 0 = none yet
         self.is_own = False
         """Whether the chosen checkpoint is the newest one of this run's folder."""
@@ -238,6 +239,12 @@ class Checkpoint(CoreCallback, Interceptable):
             trainer.is_resuming and self._is_fresh(trainer) and trainer.autorestart.is_restart
         )
         _check_kind(ckpt_path)
+        if self._num_validations and trainer.is_fitting and ckpt_path not in (None, ...):
+            raise ConfigError(
+                f"ckpt_path: {str(ckpt_path)!r} cannot be validated while fit is running: it would "
+                f"replace the weights and the state that are being trained. Validate it after the "
+                f"fit or in another Trainer; without ckpt_path, the current weights are used."
+            )
         self.is_own = ckpt_path in (..., LAST) or is_restart
         self._found = None
         backend = trainer.backend
@@ -464,6 +471,27 @@ class Checkpoint(CoreCallback, Interceptable):
             self._lock.take(self.root(trainer))
             self._lock.begin_fit(stack)
         stack.callback(self._saving.finish)
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._count_validation(stack)
+
+    @override
+    def on_enter_validate_all(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        val_dataloaders: list[Loader],
+        loop: Any,
+        ckpt_paths: list[Any],
+    ) -> None:
+        self._count_validation(stack)
+
+    def _count_validation(self, stack: ExitStack) -> None:
+        self._num_validations += 1
+        stack.callback(lambda: setattr(self, "_num_validations", self._num_validations - 1))
 
     def _writes(self, trainer: Trainer) -> bool:
         """Return whether this process will write checkpoints in a fit."""

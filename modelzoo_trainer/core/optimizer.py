@@ -21,6 +21,7 @@ from modelzoo_trainer.core.optimizer_state import OptimizerState
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.errors import OF_ANOTHER_RUN, ONLY_MODEL, CheckpointMismatch, ConfigError
 from modelzoo_trainer.interceptors import Interceptable, event
+from modelzoo_trainer.models.structure import ModelStructure
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -72,23 +73,27 @@ def check_trainable(trainer: Trainer) -> None:
         )
 
 
-def warn_of_parameters(trainer: Trainer) -> None:
-    """Warn about optimizer parameters outside the model, and untrained model parameters."""
+def warn_of_parameters(trainer: Trainer, known: frozenset[str]) -> frozenset[str]:
+    """Warn about optimizer parameters outside the model, and untrained model parameters.
+
+    `known`: what earlier calls returned: the problems that they have warned of.
+    """
     own = {id(param) for param in _all_parameters(trainer)}
     of_modules, of_optimizers = parameters_beside(trainer)
-    known = {id(param) for param in (*trainer.model.parameters(), *of_modules)}
-    if own - known:
+    inside = {id(param) for param in (*trainer.model.parameters(), *of_modules)}
+    outside = f"{len(own - inside)} outside" if own - inside else ""
+    if outside and outside not in known:
         log.warning(
             "optimizer: %d of its %d parameters do not belong to the model, so checkpoints do not "
             "contain them. Make their module a part of the model, or an attribute of the trainer.",
-            len(own - known),
+            len(own - inside),
             len(own),
         )
     others = (*of_optimizers, *_parameters_of_callbacks(trainer))
     trained = own | {id(param) for param in others}
     named = {name: param for name, param in trainer.model.named_parameters() if param.requires_grad}
     missing = [name for name, param in named.items() if id(param) not in trained]
-    if missing:
+    if set(missing) - known:
         log.warning(
             "optimizer: %d of the model's %d trainable parameters are in no optimizer, so they "
             "are not trained: %s. Pass them to the optimizer, or set requires_grad to False.",
@@ -96,6 +101,7 @@ def warn_of_parameters(trainer: Trainer) -> None:
             len(named),
             _some(missing),
         )
+    return known | {outside, *missing}
 
 
 def _labelled(trainer: Trainer) -> Iterator[tuple[str, Optimizer]]:
@@ -171,7 +177,8 @@ class OptimizerCallback(CoreCallback, Interceptable):
                 _check_callable(one)
         self._optimizer = optimizer
         self._states: dict[str, OptimizerState] = {}
-        self._is_compared = False
+        self._compared: ModelStructure | None = None
+        self._warned: frozenset[str] = frozenset()
         self.is_instance = any(isinstance(one, Optimizer) for one in given)
         """Whether an optimizer instance was given, which already has parameters."""
 
@@ -255,9 +262,19 @@ class OptimizerCallback(CoreCallback, Interceptable):
         loop: Any,
         loop_idx: int,
     ) -> None:
-        if not self._is_compared and trainer.backend.caps.holds_values:
-            self._is_compared = True
-            warn_of_parameters(trainer)
+        self._compare(trainer)
+
+    def _compare(self, trainer: Trainer) -> None:
+        """Warn of parameters that are not trained, or not saved, if the model has changed."""
+        if not trainer.backend.caps.holds_values:
+            return
+        if self._compared is None or not self._compared.is_current():
+            self._compared = ModelStructure(trainer.model)
+            self._warned = warn_of_parameters(trainer, self._warned)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        self._compare(trainer)  # callbacks may unfreeze layers during an epoch
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:

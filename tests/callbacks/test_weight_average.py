@@ -189,3 +189,15 @@ def test_loading_inside_swap_is_refused(make, batches):
     with ema.swap(), pytest.raises(ConfigError, match="averaged weights of ModelEma"):
         trainer.load_checkpoint(path)
     trainer.load_checkpoint(path)
+
+
+def test_in_another_trainer_it_averages_that_ones_model(make, batches, tmp_path):
+    ema = ModelEma(0.5)
+    make(ema, model_dir=tmp_path / "first").fit(batches)
+    second = make(ema, model_dir=tmp_path / "second")
+    second.fit(batches)
+    alone = ModelEma(0.5)
+    make(alone, model_dir=tmp_path / "third").fit(batches)
+    assert ema.average.model is second.model
+    expected = average_of(alone.average)
+    assert all(torch.equal(value, expected[k]) for k, value in average_of(ema.average).items())

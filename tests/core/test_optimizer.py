@@ -351,3 +351,21 @@ def test_a_dry_run_has_other_parameters_than_an_optimizer_that_was_given(trainer
     trainer = trainer_of(model=model, optimizer=adamw()(model), device="meta", max_steps=1)
     trainer.fit(BATCHES)
     assert trainer.global_step == 1
+
+
+class UnfreezeLater(Callback):
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        if trainer.global_step == 3:
+            model.requires_grad_(True)
+
+
+def test_parameters_that_are_unfrozen_later_without_an_optimizer_are_told(trainer_of, caplog):
+    def only_trainable(model):
+        first, *rest = model.parameters()
+        first.requires_grad_(False)
+        return torch.optim.SGD(rest, lr=0.1)
+
+    trainer_of(UnfreezeLater(), optimizer=only_trainable, num_steps=15).fit(tiny_batches(5))
+    told = [one for one in caplog.messages if "are in no optimizer" in one]
+    assert len(told) == 1
+    assert "1 of the model's" in told[0]
