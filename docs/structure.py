@@ -50,7 +50,6 @@ CALLS: Final = {
     "checkpoint.restoring": "act: read",
     "checkpoint.check_parts": "act: refuse what lacks a part, before any of it is used",
     "checkpoint.to_roll_back_to": "answer: which checkpoint",
-    "checkpoint.finish": "act: wait for the checkpoint before this one",
     "checkpoint.write": "act: write",
     "checkpoint.report_committed": "act: what is on disk by now is told by a hook",
 }

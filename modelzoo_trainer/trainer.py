@@ -727,8 +727,7 @@ class Trainer(NotCopied, InterceptableMethods):
         """
         require_step_boundary(self)
         self.drain()
-        with saving(self):
-            self.checkpoint.finish(self)
+        with saving(self, waits=True):
             state: dict[str, Any] = {}
             self.hooks.on_save_checkpoint(self, state)
             self.hooks.postprocess_checkpoint(self, state)

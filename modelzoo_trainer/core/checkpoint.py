@@ -70,15 +70,19 @@ of `SaveBest` and the like, is written, has failed, or is being written in the b
 
 
 @contextmanager
-def saving(trainer: Trainer) -> Iterator[None]:
+def saving(trainer: Trainer, *, waits: bool = False) -> Iterator[None]:
     """Context manager in which a checkpoint is written; the model has its trained weights.
 
     Tells callbacks when it ends, after which training continues.
+
+    `waits`: first finish the one that is being written in the background.
     """
     owner = trainer.callbacks["model"]
     assert isinstance(owner, ModelCallback)
     try:
         with owner.trained_weights():
+            if waits:
+                trainer.checkpoint.finish(trainer)
             yield
     finally:
         trainer.call(SAVING_END)
