@@ -10,7 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.nn import Module, Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..coordination import world
+from ..coordination.failures import Failure
 from ..coordination.launch import Launch
 from ..errors import BackendError
 from .config import TIMEOUT_S
@@ -95,6 +96,18 @@ class FakeWorld:
 
     def close(self) -> None:
         """Do nothing."""
+
+    def fail(self, message: str, *, code: int = 1, kind: str = "error") -> Failure:
+        """Return the failure; there is nobody to tell."""
+        return Failure(self.rank, message, code, kind)
+
+    def fail_by(self, error: BaseException) -> Failure:
+        """Return the failure; there is nobody to tell."""
+        return self.fail(f"{type(error).__name__}: {error}")
+
+    def leave(self, code: int) -> NoReturn:
+        """Exit this process."""
+        raise SystemExit(code)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from modelzoo_trainer.cli.plans import (
     shipped_names,
 )
 from modelzoo_trainer.cli.runner import Runner, answered, fail, refuse, refuse_path
-from modelzoo_trainer.cli.signals import StopRequests
+from modelzoo_trainer.cli.signals import Phase, StopRequests
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.exit_codes import INTERRUPTED
 from modelzoo_trainer.sibling import require_sibling
@@ -153,6 +153,8 @@ def _act(
     make_names = names or shipped_names
     if options.supervised is not None:
         return _run_as_child(options, make_names, words, requests)
+    if options.action == "plan":
+        requests.set_phase(Phase.RUNNING)  # its folder of temporary files is removed
     if options.action in _INSPECT:
         return _INSPECT[options.action](options, make_names)
     if options.action == "compile":

@@ -46,6 +46,8 @@ class Interrupt(CoreCallback):
     """
 
     def __init__(self) -> None:
+        self.handles_signals = True
+        """Whether a fit handles signals; otherwise they are the program's."""
         self._received: str | None = None
         self._speaks = True
         self._end: float | None = None
@@ -72,7 +74,7 @@ class Interrupt(CoreCallback):
         self._next_look = 0.0
         self._first_step = None
         stack.callback(self._leave, trainer)
-        if threading.current_thread() is not threading.main_thread():
+        if not self.handles_signals or threading.current_thread() is not threading.main_thread():
             return
         for number in STOP_SIGNALS:
             before = signal.signal(number, self._receive) or signal.SIG_DFL
