@@ -25,8 +25,9 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _MAX_NAME: Final = 255  # bytes of a file's name, on all usual file systems
 _SHOWN: Final = 200  # characters of a path
@@ -252,19 +253,22 @@ class TrainingSpike(ModelZooError, RuntimeError):
 
 def in_bytes(num: float) -> str:
     """Format a number of bytes; see `backends.errors.in_bytes`."""
-    from modelzoo_trainer.sibling import require_sibling
-
-    require_sibling("backends")
-    from backends import errors
-
-    return errors.in_bytes(num)
+    text: str = _of_backends().in_bytes(num)
+    return text
 
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return a suggestion for an unknown name; see `backends.errors.suggest`."""
+    text: str = _of_backends().suggest(given, known, cutoff=cutoff)
+    return text
+
+
+@cache
+def _of_backends() -> Any:
+    """Return the module with hints of messages, which the backends have, too."""
     from modelzoo_trainer.sibling import require_sibling
 
     require_sibling("backends")
     from backends import errors
 
-    return errors.suggest(given, known, cutoff=cutoff)
+    return errors

@@ -119,7 +119,7 @@ def check_arguments(
             if schema.is_open and isinstance(key, str):
                 arguments[key] = to_plain(value.node)
             else:
-                advice = _unknown(str(key), schema, ignored)
+                advice = _unknown(str(key), schema, ignored, problems)
                 problems.add(value.key_at, value.path, advice)
         elif nested and key in nested:
             arguments[key] = nested[key](value, problems)
@@ -136,12 +136,12 @@ def _check_required(place: Place, schema: Schema, problems: Problems) -> None:
             problems.add(place.key_at, place.path_of(name), what)
 
 
-def _unknown(key: str, schema: Schema, others: Collection[str]) -> str:
+def _unknown(key: str, schema: Schema, others: Collection[str], problems: Problems) -> str:
     if not schema.parameters:
         return f"no such argument of {schema.owner}, which has no arguments."
     hint = advice_for(ARGUMENTS.get(schema.owner, {}), key)
-    hint = hint or suggest(key, [*schema.parameters, *others])
-    return f"no such argument of {schema.owner}. {hint}"
+    hint = hint or problems.suggest(key, [*schema.parameters, *others])
+    return f"no such argument of {schema.owner}. {hint}".rstrip()
 
 
 def check_value(place: Place, parameter: Parameter, problems: Problems) -> Any:

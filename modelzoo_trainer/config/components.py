@@ -231,9 +231,8 @@ def check_keys(
         return False
     for key, value in place.pairs():
         if key not in known:
-            problems.add(
-                value.key_at, value.path, f"no such key in {what}. {suggest(str(key), known)}"
-            )
+            text = f"no such key in {what}. {problems.suggest(str(key), known)}"
+            problems.add(value.key_at, value.path, text.rstrip())
     for key in required:
         inner = place.key(key)
         if inner is None or is_null(inner.node):

@@ -14,6 +14,8 @@ from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.foreign_names import CALLBACKS, advice_for
 from modelzoo_trainer.user_modules import import_module
 
+Advise = Callable[[str, Iterable[str]], str]
+
 
 def _as_it_is(target: Any) -> Any:
     return target
@@ -101,7 +103,7 @@ class NameTable:
             problems.add(place.key_at, place.path, f"{name!r} is not the name of {self.one}.")
             return None
         try:
-            found = self.resolve(name)
+            found = self.resolve(name, problems.suggest)
             if isinstance(found, Unshipped) and not is_removed:
                 lack = Lack(found.kind, found.name)
                 problems.add_to_run(place.key_at, place.path, found.advice, lack)
@@ -112,15 +114,18 @@ class NameTable:
             problems.add(place.key_at, place.path, f"{error}{hint}")
             return None
 
-    def resolve(self, name: str) -> Any:
+    def resolve(self, name: str, advise: Advise = suggest) -> Any:
         """Return the class that `name` means, shipped or not.
+
+        `advise`: returns what to write instead of an unknown name, given the known ones.
 
         Raises:
             ConfigError: If there is none; with the nearest name.
         """
-        return self.adapt(import_path(name)) if "." in name else self._shipped_or_imported(name)
+        return self.adapt(import_path(name)) if "." in name else self._bare(name, advise)
 
-    def _shipped_or_imported(self, name: str) -> Any:
+    def _bare(self, name: str, advise: Advise) -> Any:
+        """Return a class that is shipped or in a module of `--import`."""
         lowered = name.lower()
         found: dict[str, Any] = {}
         shipped = next((known for known in self.names if known.lower() == lowered), None)
@@ -137,21 +142,21 @@ class NameTable:
                 f"{name!r} is in {' and in '.join(found)}. Write the dotted path of one of them."
             )
         if not found:
-            return self._published(name)
+            return self._published(name, advise)
         (target,) = different.values()
         return target if "modelzoo_trainer" in found else self.adapt(target)
 
-    def _published(self, name: str) -> Unshipped:
+    def _published(self, name: str, advise: Advise) -> Unshipped:
         schema = self.published(self.kind, name)
         if schema is not None:
             return Unshipped(self.kind, name, schema, self.names)
         own = [*self.names, *self._imported_names()]
         foreign = advice_for(CALLBACKS, name) if self.kind == "callback" else ""
-        advice = foreign or suggest(name, own)
+        advice = foreign or advise(name, own)
         if not foreign and not advice.startswith("Did"):
-            wider = suggest(name, (*own, *self.published_names(self.kind)))
+            wider = advise(name, (*own, *self.published_names(self.kind)))
             advice = wider if wider.startswith("Did") else advice
-        raise ConfigError(f"{name!r} is not {self.one}. {advice}")
+        raise ConfigError(f"{name!r} is not {self.one}. {advice}".rstrip())
 
     def _imported_names(self) -> Iterable[str]:
         for module in self.modules:

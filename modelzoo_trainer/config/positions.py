@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from modelzoo_trainer.annotations import describe as describe_value
 from modelzoo_trainer.config.secrets import hide_in_text
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,13 @@ class Place:
             for idx, item in enumerate(self.node.items):
                 yield Place(item, f"{self.path}[{idx}]", item.at)
 
+    def item(self, step: int | str) -> Place | None:
+        """Return the place of an item; None if this is not a list or has none at `step`."""
+        items = self.node.items if isinstance(self.node, Sequence) else ()
+        if not isinstance(step, int) or not 0 <= step < len(items):
+            return None
+        return Place(items[step], f"{self.path}[{step}]", items[step].at)
+
     def inside(self, location: tuple[int | str, ...]) -> Place:
         """Return the place at `location`, as pydantic has it.
 
@@ -162,10 +169,7 @@ class Place:
         """
         place = self
         for step in location:
-            inner = place.key(step)
-            if inner is None and isinstance(step, int):
-                inner = next((item for i, item in enumerate(place.items()) if i == step), None)
-            place = inner or place
+            place = place.key(step) or place.item(step) or place
         return place
 
     def path_of(self, key: Any) -> str:
@@ -175,6 +179,7 @@ class Place:
 
 _LONGEST: Final = 300  # characters of a path that are shown
 MOST_SHOWN: Final = 100  # problems that are printed
+_MOST_ADVISED: Final = 1_000  # problems with suggestions, which take longer to find than problems
 _UNSEEN: Final = {
     code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 }
@@ -253,15 +258,22 @@ class Problems:
         other.hide = self.hide
         return other
 
+    def suggest(self, given: str, known: Iterable[str]) -> str:
+        """Return a suggestion for an unknown name; "" if there are so many that few are read."""
+        return suggest(given, known) if len(self._found) < _MOST_ADVISED else ""
+
     @property
     def notes(self) -> tuple[Problem, ...]:
         """The notes, by line."""
         noted = _ordered(self._noted)
         return tuple(replace(problem, message=self.hide(problem.message)) for problem in noted)
 
-    def lines(self) -> list[str]:
-        """Return a line for each problem: those of files by line, then the command line's."""
-        return [self.hide(str(problem)) for problem in _ordered(self._found)]
+    def lines(self, most: int | None = None) -> list[str]:
+        """Return a line for each problem: those of files by line, then the command line's.
+
+        `most`: how many problems; None = all.
+        """
+        return [self.hide(str(problem)) for problem in _ordered(self._found)[:most]]
 
     def raise_if_any(self) -> None:
         """Raise the problems, if there are any.
@@ -270,10 +282,10 @@ class Problems:
             ConfigError: If there is a problem; one line each for the first 100, then how many
                 more there are.
         """
-        lines = self.lines()
-        num_more = len(lines) - MOST_SHOWN
+        lines = self.lines(MOST_SHOWN)
+        num_more = len(self._found) - len(lines)
         if num_more > 0:
-            lines[MOST_SHOWN:] = [f"... and {num_more:,} more"]
+            lines.append(f"... and {num_more:,} more")
         if lines:
             raise ConfigError("\n".join(lines))
 

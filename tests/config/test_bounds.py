@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from tests.config.attempts import patience
 
-HEAD = "trainer:\n  init:\n    model: {name: fc_mnist, depth: 1, hidden_size: 2}\n"
+INIT = "trainer:\n  init:\n"
+HEAD = INIT + "    model: {name: fc_mnist, depth: 1, hidden_size: 2}\n"
 
 
 def lines(form: str) -> Callable[[int], str]:
@@ -88,7 +90,7 @@ CASES: dict[str, tuple[Callable[[int], str], int]] = {
     "trainers": (below("trainer:\n", "- x: 1\n"), 125),
     "unknown sections": (below(HEAD, "    k%d: 1\n"), 125),
     "unknown arguments": (
-        below(HEAD[:23] + "    model:\n      name: gpt2\n", "      k%d: 1\n"),
+        below(INIT + "    model:\n      name: gpt2\n", "      k%d: 1\n"),
         37,
     ),
     "unknown callbacks": (below(HEAD + "    callbacks:\n", "    - CheckLos%d: {}\n"), 62),
@@ -102,6 +104,14 @@ CASES: dict[str, tuple[Callable[[int], str], int]] = {
         75,
     ),
     "numbers for a seed": (lambda n: HEAD + "    seed: [" + "1, " * n + "]\n", 375),
+    "invalid items of a list": (
+        lambda n: INIT + "    model: {name: fc_mnist, hidden_sizes: [" + "x, " * n + "]}\n",
+        375,
+    ),
+    "integers with exponents": (
+        lambda n: INIT + "    model: {name: fc_mnist, hidden_sizes: [" + "1e1, " * n + "]}\n",
+        375,
+    ),
     "unknown keys of the older layout": (below("runconfig:\n", "  k%d: 1\n"), 62),
     "schedulers of the older layout": (
         below(
@@ -123,18 +133,19 @@ def names():
 def load(names):
     """Return a function that loads a text and returns whether it was refused."""
 
-    def run(text: str) -> bool:
-        problems = Problems()
-        try:
-            root = read_text(text, "f.yaml")
-            if is_legacy(root):
-                root = convert_legacy(root, problems)
-            check_config(root, names, None, problems)
-        except ConfigError as error:
-            return bool(str(error))
-        return False
+    return lambda text: bool(refusal_of(names, text))
 
-    return run
+
+def refusal_of(names, text: str) -> str:
+    problems = Problems()
+    try:
+        root = read_text(text, "f.yaml")
+        if is_legacy(root):
+            root = convert_legacy(root, problems)
+        check_config(root, names, None, problems)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def calls_of(function: Callable[[str], object], text: str) -> int:
@@ -189,6 +200,28 @@ def test_merges_take_no_more_memory_than_the_bound_on_values(load, case):
     make, size = MERGES[case]
     at_bound, beyond = (peak_of(load, make(factor * size)) for factor in (1, 4))
     assert beyond < 4 * 2.3 * at_bound
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "known"),
+    [
+        (HEAD, "    modle%d: 1\n", "'model'"),
+        (INIT + "    model:\n      name: fc_mnist\n", "      depht%d: 1\n", "'depth'"),
+        (HEAD + "    callbacks:\n", "    - CheckLos%d: {}\n", "'CheckLoss'"),
+        ("runconfig:\n", "  max_stpes%d: 1\n", "'max_steps'"),
+    ],
+)
+def test_only_so_many_problems_have_suggestions(names, monkeypatch, head, line, known):
+    asked = []
+    real = difflib.get_close_matches
+    monkeypatch.setattr(
+        "backends.errors.get_close_matches",
+        lambda *args, **more: asked.append(0) or real(*args, **more),
+    )
+    said = refusal_of(names, head + lines(line)(4_000))
+    assert said.count(f"Did you mean {known}?") >= 98  # of the 100 that are printed
+    assert said.endswith("more")
+    assert len(asked) < 2_500
 
 
 @pytest.mark.parametrize(

@@ -201,8 +201,9 @@ class _Conversion:
         what = section.path or "the older layout"
         for key, place in section.pairs():
             if key not in known:
-                advice = _gone(place) or _elsewhere(str(key), section) or suggest(str(key), known)
-                self._problems.add(place.key_at, place.path, f"no such key in {what}. {advice}")
+                advice = _gone(place) or _elsewhere(str(key), section)
+                text = f"no such key in {what}. {advice or self._problems.suggest(str(key), known)}"
+                self._problems.add(place.key_at, place.path, text.rstrip())
 
     def _refuse_misspelt(self, section: Place, known: Collection[str]) -> list[str]:
         """Add and return the keys that are almost in `known`, or removed; others may be valid."""
