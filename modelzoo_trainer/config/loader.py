@@ -229,8 +229,8 @@ class _Reading:
             self._problems.add(at, "", f"{_name_of(error.character)} is not allowed in YAML.")
             return None
         except yaml.MarkedYAMLError as error:
-            what = ", ".join(part for part in (error.context, error.problem) if part)
-            self._problems.add(self._at(error.problem_mark or error.context_mark), "", f"{what}.")
+            at = self._at(error.problem_mark or error.context_mark)
+            self._problems.add(at, "", _syntax(error, self._at(error.context_mark).line))
             return None
         if tree is None:
             self._problems.add(Position(self._source), "", "the file is empty.")
@@ -330,6 +330,39 @@ class _Reading:
                     into.setdefault(key, entry)
             else:
                 self._problems.add(source.at, "", "'<<' takes a mapping or a list of mappings.")
+
+
+_OPEN: Final = {
+    "while parsing a flow sequence": "'['",
+    "while parsing a flow mapping": "'{'",
+    "while scanning a quoted scalar": "a quote",
+}
+
+
+def _syntax(error: yaml.MarkedYAMLError, line: int) -> str:
+    """Return what is wrong in terms of the file, not of the parser.
+
+    `line`: where the parser began what it could not finish; 0 = not in a file.
+    """
+    context, problem = error.context or "", error.problem or ""
+    if problem.startswith("found character '\\t'"):
+        return "tab character; indent YAML with spaces."
+    if start := re.match(r"found character '(.)' that cannot", problem):
+        return f"a value cannot begin with {start[1]!r}; write it in quotes."
+    if context in _OPEN:
+        where = f" in line {line}" if line else ""
+        got = problem.replace("'<stream end>'", "the end").replace(
+            "found unexpected end of stream", ""
+        )
+        return f"{_OPEN[context]}{where} is not closed{f': {got}' if got else ''}."
+    if problem.startswith("mapping values are not allowed"):
+        return "unexpected ':'. Check the indentation; write a text with ': ' in it in quotes."
+    if problem.startswith("found undefined alias"):
+        return f"{problem}; write a text that begins with '*' in quotes."
+    if found := re.search(r"but found '(.+)'", problem):
+        token = "indentation" if found[1].startswith("<block") else repr(found[1])
+        return f"unexpected {token}. Check the indentation, brackets and quotes."
+    return f"{', '.join(part for part in (context, problem) if part)}."
 
 
 def _near(first: Position, second: Position) -> str:

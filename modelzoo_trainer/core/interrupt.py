@@ -46,14 +46,17 @@ class Interrupt(CoreCallback):
     """
 
     def __init__(self) -> None:
-        self.handles_signals = True
-        """Whether a fit handles signals; otherwise they are the program's."""
+        self._handles_signals = True
         self._received: str | None = None
         self._speaks = True
         self._end: float | None = None
         self._next_look = math.inf  # outside of a fit
         self._stop_file = Path()
         self._first_step: int | None = None
+
+    def leave_signals(self) -> None:
+        """Leave signals to the program during a fit, too."""
+        self._handles_signals = False
 
     @override
     def on_enter_fit(
@@ -74,7 +77,7 @@ class Interrupt(CoreCallback):
         self._next_look = 0.0
         self._first_step = None
         stack.callback(self._leave, trainer)
-        if not self.handles_signals or threading.current_thread() is not threading.main_thread():
+        if not self._handles_signals or threading.current_thread() is not threading.main_thread():
             return
         for number in STOP_SIGNALS:
             before = signal.signal(number, self._receive) or signal.SIG_DFL

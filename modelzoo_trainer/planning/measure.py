@@ -65,7 +65,7 @@ def measure(plan: TrainerPlan) -> Figures:
             tracker = MemoryTracker(mode, on_host=on_host)
             with _measured(mode, tracker):
                 trainer = own.build()
-            trainer.interruptions.handles_signals = False  # there is nothing to save
+            trainer.interruptions.leave_signals()  # there is nothing to save
             try:
                 batch = _first_batch(plan, trainer.model)
                 with _measured(mode, tracker):

@@ -140,8 +140,16 @@ def test_an_alias_to_what_contains_it_is_refused():
             "params.yaml:2:1: expected a single document in the stream, but found another "
             "document.",
         ),
-        ("a: *b\n", "params.yaml:1:4: found undefined alias 'b'."),
-        ("a: 1\n b: 2\n", "params.yaml:2:3: mapping values are not allowed here."),
+        ("a: *b\n", "params.yaml:1:4: found undefined alias 'b'"),
+        ("a: 1\n b: 2\n", "params.yaml:2:3: unexpected ':'. Check the indentation"),
+        ("a:\n\tb: 1\n", "params.yaml:2:1: tab character; indent YAML with spaces."),
+        ("a: 1\nb: [1,\nc: 2\nd: 3\n", "'[' in line 2 is not closed: expected ',' or ']'"),
+        ("a: {b: 1\n", "'{' in line 1 is not closed: expected ',' or '}', but got the end."),
+        ("a: 'b\n", "a quote in line 1 is not closed."),
+        ("a: @b\n", "params.yaml:1:4: a value cannot begin with '@'; write it in quotes."),
+        ("a: *b\n", "found undefined alias 'b'; write a text that begins with '*' in quotes."),
+        ("a: [1]]\n", "unexpected ']'. Check the indentation, brackets and quotes."),
+        ("a:\n  - b\n c: 1\n", "params.yaml:3:2: unexpected indentation. Check"),
         ("a: 1\nb: \x01\n", "params.yaml:2:4: character U+0001 is not allowed in YAML."),
         ('a: "\\ud800"\n', "params.yaml:1:4: the text contains half of a surrogate pair."),
         ('a: "x\\0"\n', "params.yaml:1:4: the text contains a null character."),
@@ -158,7 +166,9 @@ def test_an_alias_to_what_contains_it_is_refused():
     ],
 )
 def test_text_that_is_no_configuration_is_refused_with_its_place(text, message):
-    assert complaints(text) == [message]
+    (found,) = complaints(text)
+    assert found.startswith("params.yaml:")
+    assert message in found
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_in_a_list_of_trainers_an_index_changes_one(path):
             "trainer.init.callbacks[-1] does not exist; the list has 3 items.",
         ),
         ("init.loggers[1].x=1", "trainer.init.loggers[1] does not exist; the list has 0 items."),
-        ("init.seed=[1", "while parsing a flow sequence, expected ',' or ']', but got '<stream"),
+        ("init.seed=[1", "'[' is not closed: expected ',' or ']', but got the end"),
     ],
 )
 def test_a_change_that_cannot_be_made_is_refused_by_its_option(change, message):
