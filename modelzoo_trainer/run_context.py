@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
+from modelzoo_trainer.data.model_length import lengths_of
 from modelzoo_trainer.errors import StopTraining, not_an_end
 from modelzoo_trainer.hooks.spec import note_origin
 
@@ -25,10 +26,12 @@ def run_context(trainer: Trainer, kind: Literal["fit", "train", "validate"]) -> 
     * `StopTraining` ends a validation here; it propagates from a train stage, whose fit proceeds to
       its end hooks.
     * The stack is closed in any case.
+    * Data processors that are created inside take lengths that are left out from the model.
     * A signal that was received during a fit is raised last.
     """
     with (
         trainer.interruptions.ending(trainer) if kind == "fit" else nullcontext(),
+        lengths_of(trainer.model),
         ExitStack() as stack,
         stop_scope(trainer) if kind == "validate" else nullcontext(),
     ):

@@ -60,6 +60,7 @@ from modelzoo_trainer.core.trainer_arguments import (
     check_progress,
     explain_missing,
 )
+from modelzoo_trainer.data.model_length import lengths_of
 from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_pairs, watch_global_callbacks
@@ -569,7 +570,8 @@ class Trainer(NotCopied, InterceptableMethods):
             ConfigError: If the dataloader is invalid or yields no batch.
             CheckpointError: If the checkpoint cannot be loaded.
         """
-        loader = one_loader(dataloader, "dataloader")
+        with lengths_of(self.model):
+            loader = one_loader(dataloader, "dataloader")
         self._validate(loader, ckpt_path, ValidationLoop(eval_steps), "test", "dataloader")
         return self._last_result
 
@@ -604,7 +606,9 @@ class Trainer(NotCopied, InterceptableMethods):
             CheckpointError: If the checkpoint cannot be loaded.
             PredictionError: If files cannot be written.
         """
-        loader, loop = one_loader(dataloader, "dataloader"), ValidationLoop(eval_steps, "predict")
+        with lengths_of(self.model):
+            loader = one_loader(dataloader, "dataloader")
+        loop = ValidationLoop(eval_steps, "predict")
         with self.predicting.collecting(self, output_dir, max_in_memory) as finish:
             self._validate(loader, ckpt_path, loop, "predict", "dataloader")
             with run_context(self, "validate"):

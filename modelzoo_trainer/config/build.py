@@ -125,6 +125,7 @@ class _Checking:
         self._mode = mode or next((one for one in _PREFERRED if self._has(place, one)), None)
         self._method = None if self._mode is None else MODES[self._mode]
         self._problems = problems
+        self._model: Component | None = None  # found by `_init`
 
     @staticmethod
     def _has(place: Place, mode: str) -> bool:
@@ -159,8 +160,8 @@ class _Checking:
         given = {key: inner for key, inner in place.pairs() if not is_null(inner.node)}
         init = self._plain(given)
         if "model" in given:
-            model = check_model(given["model"], names, problems)
-            init |= {} if model is None else {"model": model}
+            self._model = check_model(given["model"], names, problems)
+            init |= {} if self._model is None else {"model": self._model}
         init |= self._optimizer(place, given)
         init |= self._fixed(place, given)
         callbacks, loggers = given.get("callbacks"), given.get("loggers")
@@ -283,8 +284,11 @@ class _Checking:
         inner = place.key(key)
         if inner is None or is_null(inner.node):
             return {}
-        component = check_dataloader(inner, self._names, self._problems)
+        component = self._dataloader(inner)
         return {} if component is None else {key: component}
+
+    def _dataloader(self, place: Place) -> Component | None:
+        return check_dataloader(place, self._names, self._problems, self._model)
 
     def _several(self, place: Place, key: str) -> dict[str, Any]:
         inner = place.key(key)
@@ -293,7 +297,7 @@ class _Checking:
         if not inner.node.items:
             what = "the list is empty. Add a dataloader, or remove the key."
             self._problems.add(inner.key_at, inner.path, what)
-        found = [check_dataloader(item, self._names, self._problems) for item in inner.items()]
+        found = [self._dataloader(item) for item in inner.items()]
         return {key: [component for component in found if component is not None]}
 
     def _path(self, place: Place, key: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import EllipsisType, ModuleType
 from typing import Any, Final, Self
 
 from modelzoo_trainer.config.arguments import Schema
@@ -189,6 +189,9 @@ class Names:
     # checks the arguments of a model as far as that is cheap; the result may have `notes` on
     # settings without effect
     try_model: Callable[[Any], object] = _none
+    # returns an attribute that a model will have, such as max_position_embeddings; None = it has
+    # none, ... = known when it is built
+    model_limit: Callable[[Any, str], int | EllipsisType | None] = lambda model, name: ...
     try_optimizer: Callable[[Any], object] = _none  # likewise an optimizer
     try_scheduler: Callable[[Any], object] = _none  # likewise a scheduler
     # raises a `ConfigError` if an optimizer (or None) and schedulers do not fit together

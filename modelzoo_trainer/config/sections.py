@@ -20,6 +20,7 @@ from modelzoo_trainer.config.components import (
     check_plain,
     named,
 )
+from modelzoo_trainer.config.lengths import fill_lengths
 from modelzoo_trainer.config.model_zoo_root import with_advice
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
@@ -169,10 +170,12 @@ def _is_on(value: Any) -> bool:
     return any(map(_is_on, value.values())) if isinstance(value, dict) else bool(value)
 
 
-def check_dataloader(place: Place, names: Names, problems: Problems) -> Component | None:
+def check_dataloader(
+    place: Place, names: Names, problems: Problems, model: Component | None = None
+) -> Component | None:
     """Return the data processor that a dataloader names.
 
-    `place`: `{data_processor: Name, ...arguments}`.
+    `place`: `{data_processor: Name, ...arguments}`. `model`: has the lengths that are left out.
     """
     if not isinstance(place.node, Mapping):
         fits = "expected a mapping with data_processor and its arguments"
@@ -188,6 +191,7 @@ def check_dataloader(place: Place, names: Names, problems: Problems) -> Componen
         return None
     num_before = problems.num_added
     component = check_call(target, place, problems, ignored=("data_processor",))
+    fill_lengths(component, place, model, names, problems)
     if problems.num_added == num_before and not isinstance(target, Unshipped):
         _try_processor(component, names, place, problems)
     return component

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import EllipsisType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from modelzoo_trainer.config.fitting import fitting, fitting_callback, with_grou
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.published import published_fields, published_names, published_schema
 from modelzoo_trainer.core.named_checkpoints import NAMES, listed
+from modelzoo_trainer.data.model_length import NO_LIMIT
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.devices import (
     BackendError,
@@ -98,6 +100,7 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
         },
         try_backend=_try_backend,
         try_model=_try_model,
+        model_limit=_model_limit,
         try_optimizer=_try_optimizer,
         try_scheduler=_try_scheduler,
         try_together=_try_together,
@@ -129,6 +132,22 @@ def _try_model(component: Component) -> Any:
     if not _is_shipped(component):
         return None
     return component.target.check_arguments(**component.arguments)
+
+
+def _model_limit(component: Component, name: str) -> int | EllipsisType | None:
+    """Return the limit that a model will have as the attribute `name`, without building it."""
+    target = component.target
+    if not _is_shipped(component):
+        return ...
+    limit_of = getattr(target, "limit_of", None)
+    if limit_of is not None:
+        found = limit_of(name, component.arguments)
+    elif name in inspect.signature(target).parameters:
+        found = component.arguments.get(name, inspect.signature(target).parameters[name].default)
+    else:
+        found = ... if hasattr(target, name) else None
+    is_none = isinstance(found, int) and found >= NO_LIMIT
+    return None if is_none or not isinstance(found, int | EllipsisType) else found
 
 
 class _ArgumentsFitError(Exception):

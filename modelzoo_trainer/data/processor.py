@@ -283,9 +283,20 @@ class DataProcessor(Interceptable):
     `callbacks`, or call it as `Class.with_functions(("post-load", f))(...)`.
     """
 
+    model_lengths: ClassVar[Mapping[str, str]] = {}
+    """Arguments of the constructor that, left out, are the named attribute of the model."""
     options: LoadingOptions
     dataset: Dataset[Any]
     collate_fn: Callable[[Any], Any] | None = None
+
+    @classmethod
+    def lengths_from_model(cls, arguments: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the arguments that a call may omit if the model has a length, and its attribute.
+
+        `arguments`: those of the call.
+        """
+        del arguments
+        return cls.model_lengths
 
     @event("create-dataloader")
     def create_dataloader(self) -> DataLoader[Any]:

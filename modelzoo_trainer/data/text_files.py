@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from modelzoo_trainer.constraints import NonNegativeSize, PositiveInt, Share, Size, checked
+from modelzoo_trainer.data.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.data.processor import BatchDataset, DataProcessor, LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.token_cache import (
     Document,
@@ -27,7 +28,8 @@ class TextFileProcessor(DataProcessor):
     Args:
         data_dir: One or a list of folders, files or glob patterns; `stdlib` is the standard library
             code of the running Python, available on every machine.
-        max_sequence_length: Tokens per sequence, >= 1.
+        max_sequence_length: Tokens per sequence, >= 1; default: `max_position_embeddings` of the
+            model.
         batch_size: Sequences per batch and process, >= 1.
         global_batch_size: Sequences per batch over all processes, a multiple of their number; give
             either this or `batch_size`.
@@ -53,12 +55,14 @@ class TextFileProcessor(DataProcessor):
         ConfigError: If files are missing, a number is out of range, or there is too little text.
     """
 
+    model_lengths = LENGTH
+
     @checked()
     def __init__(
         self,
         *,
         data_dir: str | list[str],
-        max_sequence_length: Size,
+        max_sequence_length: Size | None = None,
         batch_size: PositiveInt | None = None,
         global_batch_size: PositiveInt | None = None,
         split: Literal["train", "val", "all"] = "train",
@@ -85,7 +89,9 @@ class TextFileProcessor(DataProcessor):
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
         )
-        self._max_sequence_length = max_sequence_length
+        self._max_sequence_length = given_or_model_length(
+            max_sequence_length, "max_sequence_length", type(self).__name__
+        )
         self._split: Split = split
         self._val_fraction = val_fraction
         self._cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()

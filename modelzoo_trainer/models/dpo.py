@@ -8,12 +8,14 @@ Dimension letters: B pairs of answers, T positions.
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar
 
 import torch
@@ -155,6 +157,16 @@ class Dpo(nn.Module):
         policy, arguments = _policy_of(policy_model, _settings_of(dpo))
         with _naming_the_policy():
             policy.check_arguments(**arguments)
+
+    @classmethod
+    def limit_of(cls, name: str, arguments: Mapping[str, Any]) -> int | EllipsisType | None:
+        """Return a limit that a model with these arguments will have; ... = known when built."""
+        policy, own = _policy_of(arguments["policy_model"], _settings_of(arguments.get("dpo")))
+        if policy is HfCausalLm:
+            return HfCausalLm.limit_of(name, own)
+        known = inspect.signature(policy).parameters
+        given: int | None = own.get(name, known[name].default) if name in known else None
+        return given
 
     @property
     def vocab_size(self) -> int:

@@ -21,6 +21,7 @@ from modelzoo_trainer.callback import Batch, Callback, Outputs
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags
 from modelzoo_trainer.core.loop import TrainingLoop
 from modelzoo_trainer.data.batches import batch_size_of, split_batch
+from modelzoo_trainer.data.model_length import lengths_of
 from modelzoo_trainer.devices import (
     BackendError,
     fake_world_backend,
@@ -122,8 +123,9 @@ def _first_batch(plan: TrainerPlan, model: Module) -> tuple[Batch, bool]:
 
     `model`: whose settings the data may follow.
     """
-    made = plan.call["train_dataloader"].build()
-    loader = resolve_loader(getattr(made, "create_dataloader", made), "train_dataloader")
+    with lengths_of(model):
+        made = plan.call["train_dataloader"].build()
+        loader = resolve_loader(getattr(made, "create_dataloader", made), "train_dataloader")
     check_model(loader, model)
     for batch in loader:
         return batch, getattr(loader, "is_global_batch", False) is True

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF012  # lists on classes are what users write
-"""What ArcticTraining's callbacks do, in our spelling: AT-01 to AT-50."""
+"""What ArcticTraining's callbacks do, in our spelling: AT-01 to AT-51."""
 
 from __future__ import annotations
 
@@ -941,6 +941,27 @@ def test_at_49_data_are_repeated_until_the_steps_are_done(trainer_of) -> None:
     trainer = trainer_of(max_steps=8)
     trainer.fit(tiny_batches(3))
     assert trainer.global_step == 8
+
+
+def test_at_51_a_length_that_is_left_out_is_the_model_s(trainer_of, tmp_path, caplog) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be " * 50)
+    model = TinyModel()
+    model.max_position_embeddings = 6
+    shapes: list[Any] = []
+
+    def data() -> Any:
+        kept = {"data_dir": str(tmp_path / "a.txt"), "cache_dir": str(tmp_path / "cache")}
+        return TextFileProcessor(batch_size=2, **kept).create_dataloader()
+
+    def step(self: Any, batch: Any) -> Any:
+        shapes.append(batch["input_ids"].shape)
+        return tiny_batches(1)[0]
+
+    trainer = trainer_of(("pre-step", step), model=model, max_steps=1)
+    with caplog.at_level(logging.INFO, "modelzoo_trainer.data"):
+        trainer.fit(data)
+    assert shapes == [(2, 6)]
+    assert "max_sequence_length is 6, max_position_embeddings of the model" in caplog.text
 
 
 def test_the_block_of_the_page_works() -> None:

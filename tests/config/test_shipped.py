@@ -222,7 +222,7 @@ def test_settings_of_a_model_that_do_not_fit_together_are_refused(shipped, model
         ),
         (
             "TextFileProcessor, batch_size: 1, data_dir: stdlib, max_sequence_length: 0",
-            ".max_sequence_length: expected an integer > 0, got 0.",
+            ".max_sequence_length: expected an integer > 0 or null, got 0.",
         ),
         (
             "TextFileProcessor, batch_size: 1, data_dir: nowhere, max_sequence_length: 3",

@@ -189,7 +189,10 @@ def test_a_tokenizer_file_makes_the_tokens(corpus: Path, tmp_path: Path) -> None
     ("changes", "message"),
     [
         ({"batch_size": 0}, "batch_size: expected an integer > 0 or null, got 0"),
-        ({"max_sequence_length": -8}, "max_sequence_length: expected an integer > 0, got -8"),
+        (
+            {"max_sequence_length": -8},
+            "max_sequence_length: expected an integer > 0 or null, got -8",
+        ),
         ({"num_workers": -1}, "num_workers: expected an integer >= 0, got -1"),
         ({"prefetch_factor": 0}, "prefetch_factor: expected an integer > 0 or null, got 0"),
         ({"val_fraction": 1.0}, r"val_fraction: expected a number in \(0, 1\), got 1.0"),

@@ -24,6 +24,7 @@ from modelzoo_trainer.data.csv.pretraining_rows import (
     StaticMaskRows,
 )
 from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
+from modelzoo_trainer.data.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError
@@ -44,7 +45,7 @@ class BertCSVDynamicMaskDataProcessor(CsvProcessor):
         batch_size: Sequences per batch over all processes, a multiple of their number.
         vocab_file: Text file of the tokens, one a line, in the order of their ids.
         max_sequence_length: Tokens per sequence: shorter ones are padded, longer ones cut, or
-            refused if they have a next sentence.
+            refused if they have a next sentence; default: `max_position_embeddings` of the model.
         max_predictions_per_seq: Predicted tokens per sequence, at most.
         disable_nsp: Whether only hidden tokens are predicted, not the next sentence; null = as the
             model has it.
@@ -87,6 +88,7 @@ class BertCSVDynamicMaskDataProcessor(CsvProcessor):
         ConfigError: If a file cannot be read, or does not fit the arguments or the model.
     """
 
+    model_lengths = LENGTH
     dataset: DynamicMaskRows
 
     @checked()
@@ -96,7 +98,7 @@ class BertCSVDynamicMaskDataProcessor(CsvProcessor):
         data_dir: str | list[str],
         batch_size: PositiveInt,
         vocab_file: Name,
-        max_sequence_length: Size,
+        max_sequence_length: Size | None = None,
         max_predictions_per_seq: Size,
         disable_nsp: bool | None = None,
         masked_lm_prob: Share = 0.15,
@@ -136,6 +138,9 @@ class BertCSVDynamicMaskDataProcessor(CsvProcessor):
                 "num_examples": num_examples,
                 "steps": steps,
             },
+        )
+        max_sequence_length = given_or_model_length(
+            max_sequence_length, "max_sequence_length", owner
         )
         if max_predictions_per_seq > max_sequence_length:
             raise ConfigError(

@@ -28,6 +28,7 @@ from modelzoo_trainer.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.data.csv.processor import CsvProcessor, folders_of, say_ignored
 from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, check_pad
 from modelzoo_trainer.data.csv.word_pieces import WordPieces, missing_library
+from modelzoo_trainer.data.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError
@@ -139,6 +140,8 @@ class GlueProcessor(CsvProcessor):
     val_files: ClassVar[tuple[str, ...]] = ("dev.tsv",)
     val_subsets: ClassVar[tuple[str, ...]] = ()
 
+    model_lengths = LENGTH
+
     @checked()
     def __init__(
         self,
@@ -147,7 +150,7 @@ class GlueProcessor(CsvProcessor):
         is_training: Flag,
         batch_size: PositiveInt,
         vocab_file: Name,
-        max_sequence_length: Size,
+        max_sequence_length: Size | None = None,
         do_lower: Flag = False,
         input_pad_id: NonNegativeSize = 0,
         attn_mask_pad_id: NonNegativeSize = 0,
@@ -161,6 +164,9 @@ class GlueProcessor(CsvProcessor):
     ) -> None:
         owner = type(self).__name__
         say_ignored(owner, {"labels_pad_id": labels_pad_id}, "a sequence has one label")
+        max_sequence_length = given_or_model_length(
+            max_sequence_length, "max_sequence_length", owner
+        )
         if max_sequence_length < _SHORTEST:
             raise ConfigError(
                 f"{owner}: max_sequence_length is {max_sequence_length}, but must be at least "
@@ -236,7 +242,7 @@ class SST2DataProcessor(GlueProcessor):
         batch_size: Sentences per batch over all processes, a multiple of their number.
         vocab_file: Text file of the pieces of words, one a line, in the order of their ids.
         max_sequence_length: Tokens per sentence with `[CLS]` and `[SEP]`: shorter ones are padded,
-            longer ones cut.
+            longer ones cut; default: `max_position_embeddings` of the model.
         do_lower: Whether text is put into lower case, without accents.
         input_pad_id: Value of `input_ids` after the end of a sentence.
         attn_mask_pad_id: Value of `attention_mask` there.
@@ -274,7 +280,8 @@ class MNLIDataProcessor(GlueProcessor):
         batch_size: Pairs per batch over all processes, a multiple of their number.
         vocab_file: Text file of the pieces of words, one a line, in the order of their ids.
         max_sequence_length: Tokens per pair with `[CLS]` and two `[SEP]`: shorter ones are padded;
-            of longer ones, the longer sentence is cut.
+            of longer ones, the longer sentence is cut; default: `max_position_embeddings` of the
+            model.
         do_lower: Whether text is put into lower case, without accents.
         input_pad_id: Value of `input_ids` after the end of a pair.
         attn_mask_pad_id: Value of `attention_mask` there.

@@ -16,6 +16,7 @@ from modelzoo_trainer.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
 from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, check_pad, integers
+from modelzoo_trainer.data.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 
 _COLUMNS: Final = ("input_ids", "labels", "token_type_ids", "cls_indices")
@@ -125,7 +126,8 @@ class BertSumCSVDataProcessor(CsvProcessor):
     Args:
         data_dir: One or a list of folders.
         batch_size: Documents per batch over all processes, a multiple of their number.
-        max_sequence_length: Tokens per document: longer ones are cut, with their sentences.
+        max_sequence_length: Tokens per document: longer ones are cut, with their sentences;
+            default: `max_position_embeddings` of the model.
         max_cls_tokens: Sentences per document, at most.
         pad_id: Token after the end of a document, which nothing sees; null = 0.
         shuffle: Whether to shuffle; each epoch has its own order.
@@ -148,13 +150,15 @@ class BertSumCSVDataProcessor(CsvProcessor):
         ConfigError: If a file cannot be read, or does not fit the arguments or the model.
     """
 
+    model_lengths = LENGTH
+
     @checked()
     def __init__(
         self,
         *,
         data_dir: str | list[str],
         batch_size: PositiveInt,
-        max_sequence_length: Size,
+        max_sequence_length: Size | None = None,
         max_cls_tokens: Size,
         pad_id: NonNegativeSize | None = None,
         shuffle: Flag = True,
@@ -176,7 +180,8 @@ class BertSumCSVDataProcessor(CsvProcessor):
             "mask_whole_word": mask_whole_word,
         }
         say_ignored(owner, ignored, "the files have token ids")
-        self._sizes = {"length": max_sequence_length, "num_sentences": max_cls_tokens}
+        length = given_or_model_length(max_sequence_length, "max_sequence_length", owner)
+        self._sizes = {"length": length, "num_sentences": max_cls_tokens}
         self._pad = pad_id or 0
         options = LoadingOptions(
             global_batch_size=batch_size,

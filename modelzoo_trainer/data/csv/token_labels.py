@@ -26,6 +26,7 @@ from modelzoo_trainer.data.csv.follow import followed
 from modelzoo_trainer.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.data.csv.processor import CsvProcessor, lacks_of, say_ignored
 from modelzoo_trainer.data.csv.rows import Arrays, CsvRows, check_pad
+from modelzoo_trainer.data.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.vocabulary import Vocabulary, missing_vocabulary
 from modelzoo_trainer.errors import ConfigError, reason_of
@@ -177,7 +178,8 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
         data_dir: One or a list of folders.
         batch_size: Sequences per batch over all processes, a multiple of their number.
         vocab_file: Text file of the tokens, one a line, in the order of their ids.
-        max_sequence_length: Tokens per sequence: shorter ones are padded, longer ones refused.
+        max_sequence_length: Tokens per sequence: shorter ones are padded, longer ones
+            refused; default: `max_position_embeddings` of the model.
         label_vocab_file: JSON file with the number of each label; null = that of the model.
         include_padding_in_loss: Whether padding counts in the loss; null = as the model has it.
         do_lower: Whether tokens that the vocabulary lacks are looked up in lower case.
@@ -201,6 +203,8 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
         ConfigError: If a file cannot be read, or does not fit the arguments or the model.
     """
 
+    model_lengths = LENGTH
+
     @checked()
     def __init__(
         self,
@@ -208,7 +212,7 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
         data_dir: str | list[str],
         batch_size: PositiveInt,
         vocab_file: Name,
-        max_sequence_length: Size,
+        max_sequence_length: Size | None = None,
         label_vocab_file: str | None = None,
         include_padding_in_loss: bool | None = None,
         do_lower: Flag = False,
@@ -231,7 +235,7 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
         pad = min(vocabulary.find([_PAD]), default=0) if input_pad_id is None else input_pad_id
         self._vocabulary = vocabulary
         self._rows: dict[str, Any] = {
-            "length": max_sequence_length,
+            "length": given_or_model_length(max_sequence_length, "max_sequence_length", owner),
             "owner": owner,
             "label_file": label_vocab_file,
             "includes_padding": include_padding_in_loss,

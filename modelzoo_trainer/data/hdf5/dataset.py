@@ -26,6 +26,7 @@ from modelzoo_trainer.data.hdf5.rows import (
 )
 from modelzoo_trainer.data.hdf5.selection import Run, Source, runs_of, shares_of
 from modelzoo_trainer.data.hdf5.transforms import Transform
+from modelzoo_trainer.data.model_length import model_length
 from modelzoo_trainer.data.stream import Member
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import DATASET, FEATURES, IMAGE_NAMES, IMAGE_PLACES, LABELS
@@ -114,6 +115,7 @@ def _corpus_length(files: RowFiles, options: RowOptions) -> int | None:
                 f"{where} is 1-D, a corpus of tokens, but {needed} require samples. Preprocess the "
                 f"data{advice}."
             )
+        length = length or model_length("max_sequence_length", where)
         if length is None:
             raise ConfigError(
                 f"{where} is 1-D, a corpus of tokens, which requires max_sequence_length: the "

@@ -50,7 +50,8 @@ class GptHDF5MapDataProcessor(HDF5Processor):
         prefetch_factor: Batches that each worker prefetches.
         persistent_workers: Whether workers persist between epochs.
         use_worker_cache: No effect.
-        max_sequence_length: Tokens per sample of a corpus; files of samples have theirs.
+        max_sequence_length: Tokens per sample of a corpus; default: `max_position_embeddings` of
+            the model. Files of samples have theirs.
         data_subset: Fractions of the samples to use, such as `0.0-0.3,0.7-1.0`.
         num_samples: Samples per epoch; default: all, or as many as a mixture needs until its larger
             folders are used up.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from modelzoo_trainer.errors import ConfigError
 
 _LANGUAGE: Final = ("text", "chat", "instruction")
 _TOKENIZED: Final = (*_LANGUAGE, "preference", "classification")
-_OF_ROWS: Final = ("tokenizer", "max_sequence_length")
+OF_ROWS: Final = ("tokenizer", "max_sequence_length")
 _USED_BY: Final[Mapping[str, tuple[Task, ...]]] = {
     "text_column": ("text", "classification"),
     "text_pair_column": ("classification",),
@@ -48,12 +48,15 @@ _USED_BY: Final[Mapping[str, tuple[Task, ...]]] = {
 }
 
 
-def check_use(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def check_use(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], needed: Sequence[str] = OF_ROWS
+) -> None:
     """Check that all arguments have an effect with the task, and that those it needs are given.
 
     Args:
         given: All arguments by name.
         defaults: Those that a call may omit.
+        needed: Those that rows of tokens need.
 
     Raises:
         ConfigError: If one that is not at its default has none, or one is missing.
@@ -65,7 +68,7 @@ def check_use(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
                 f"{OWNER}.{key} has no effect with task {task}, only with "
                 f"{', '.join(tasks)}. Remove it, or set task."
             )
-    for key in _OF_ROWS:
+    for key in needed:
         if task in _TOKENIZED and given[key] is None:
             raise ConfigError(f"{OWNER}.{key} is missing, which task {task} requires. Set it.")
     if given["separator"] != defaults["separator"] and given["chat_template"] is not None:

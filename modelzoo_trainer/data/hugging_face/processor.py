@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ from modelzoo_trainer.data.hugging_face.tokenizer import (
     missing_tokenizer,
     require_tokens,
 )
+from modelzoo_trainer.data.model_length import LENGTH, model_length
 from modelzoo_trainer.data.processor import (
     DataProcessor,
     ShuffleSeed,
@@ -77,9 +79,9 @@ class HuggingFaceDataProcessor(DataProcessor):
         path: A file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.txt`, `.arrow`), a folder of files or
             one that `save_to_disk` wrote, a format of `data_files` (`json`, `csv`, `parquet`,
             `text`, `arrow`), or a name of the Hub.
-        tokenizer: A folder, a tokenizer.json file, or a name of the Hub. Required, as is
-            `max_sequence_length`, but for `features`.
-        max_sequence_length: Tokens per row, >= 1.
+        tokenizer: A folder, a tokenizer.json file, or a name of the Hub. Required but for
+            `features`.
+        max_sequence_length: Tokens per row, >= 1; default: `max_position_embeddings` of the model.
         batch_size: Rows per batch and process, >= 1.
         global_batch_size: Rows per batch over all processes, a multiple of their number; give
             either this or `batch_size`.
@@ -206,6 +208,8 @@ class HuggingFaceDataProcessor(DataProcessor):
         prefetch_factor: Size | None = None,
         persistent_workers: Flag = False,
     ) -> None:
+        if max_sequence_length is None and task != "features":
+            max_sequence_length = model_length("max_sequence_length", type(self).__name__)
         given = {key: value for key, value in locals().items() if key != "self"}
         check_use(given, _defaults())
         self.options = loading_options(given)
@@ -274,6 +278,11 @@ class HuggingFaceDataProcessor(DataProcessor):
         )
 
     @classmethod
+    @override
+    def lengths_from_model(cls, arguments: Mapping[str, Any]) -> Mapping[str, str]:
+        return {} if arguments.get("task") == "features" else LENGTH
+
+    @classmethod
     def check_arguments(cls, **arguments: Any) -> list[str]:
         """Check the arguments without reading data; return what is missing on this machine.
 
@@ -284,7 +293,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         """
         defaults = _defaults()
         given = defaults | arguments
-        check_use(given, defaults)
+        check_use(given, defaults, ("tokenizer",))  # a length may be that of the model
         loading_options(given)
         lacks = source_of(given).check()
         if given["task"] == "features":
@@ -294,7 +303,8 @@ class HuggingFaceDataProcessor(DataProcessor):
         if Path(name).expanduser().exists():
             made = load_tokenizer(name, given["eos_token"], given["pad_token"])
             require_tokens(made, name, given["task"])
-            FitCheck(name, made.vocab_size, given["max_sequence_length"])(given["vocab_size"], None)
+            length = given["max_sequence_length"] or 1  # not compared here
+            FitCheck(name, made.vocab_size, length)(given["vocab_size"], None)
             template_of(given["chat_template"], made, name, given["task"])
         return lacks
 

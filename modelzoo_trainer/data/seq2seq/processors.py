@@ -18,6 +18,7 @@ from modelzoo_trainer.constraints import (
     checked,
 )
 from modelzoo_trainer.data.folders import META, Listed, distinct_folders, read_meta
+from modelzoo_trainer.data.model_length import PAIR_LENGTHS, given_or_model_length
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.seq2seq.rows import Layout, PairRows, SpanRows, TranslationRows
 from modelzoo_trainer.data.seq2seq.spans import counts_of, longest_text
@@ -55,6 +56,7 @@ class SpanOptions(NamedTuple):
 class SequencePairProcessor(StreamProcessor):
     """Base class of the data processors of this module."""
 
+    model_lengths = PAIR_LENGTHS
     dataset: PairRows
 
     @checked()
@@ -64,8 +66,8 @@ class SequencePairProcessor(StreamProcessor):
         src_vocab_file: str,
         src_data_dir: str | list[str],
         batch_size: PositiveInt,
-        src_max_sequence_length: Size,
-        tgt_max_sequence_length: Size,
+        src_max_sequence_length: Size | None = None,
+        tgt_max_sequence_length: Size | None = None,
         extra_ids: NonNegativeSize = 0,
         shuffle: Flag = True,
         shuffle_seed: ShuffleSeed | None = None,
@@ -92,6 +94,12 @@ class SequencePairProcessor(StreamProcessor):
         fp16_type: Any = None,
     ) -> None:
         owner = type(self).__name__
+        src_max_sequence_length = given_or_model_length(
+            src_max_sequence_length, "src_max_sequence_length", owner
+        )
+        tgt_max_sequence_length = given_or_model_length(
+            tgt_max_sequence_length, "tgt_max_sequence_length", owner
+        )
         self.check_lengths(src_max_sequence_length, tgt_max_sequence_length, extra_ids)
         ignored: dict[str, Any] = {
             "shuffle_buffer": shuffle_buffer,
@@ -171,8 +179,8 @@ class SequencePairProcessor(StreamProcessor):
         *,
         src_vocab_file: str,
         src_data_dir: str | list[str],
-        src_max_sequence_length: int,
-        tgt_max_sequence_length: int,
+        src_max_sequence_length: int | None = None,
+        tgt_max_sequence_length: int | None = None,
         extra_ids: int = 0,
         **others: Any,
     ) -> list[str]:
@@ -182,7 +190,8 @@ class SequencePairProcessor(StreamProcessor):
             ConfigError: If lengths and sentinels do not fit, or `src_data_dir` is invalid.
         """
         del others
-        cls.check_lengths(src_max_sequence_length, tgt_max_sequence_length, extra_ids)
+        if src_max_sequence_length is not None and tgt_max_sequence_length is not None:
+            cls.check_lengths(src_max_sequence_length, tgt_max_sequence_length, extra_ids)
         lacks = missing_vocabulary(src_vocab_file, "src_vocab_file")
         folders = distinct_folders(src_data_dir, "src_data_dir")
         return lacks + [
@@ -204,8 +213,10 @@ class T5DynamicDataProcessor(SequencePairProcessor):
         src_vocab_file: File of the vocabulary: one token a line, whose number is its id.
         src_data_dir: One or a list of folders.
         batch_size: Samples per batch over all processes, a multiple of their number.
-        src_max_sequence_length: Tokens of an input.
-        tgt_max_sequence_length: Tokens of an output; 114 for inputs of 512.
+        src_max_sequence_length: Tokens of an input; default: `src_max_position_embeddings` of the
+            model.
+        tgt_max_sequence_length: Tokens of an output; 114 for inputs of 512. Default:
+            `tgt_max_position_embeddings` of the model.
         extra_ids: Sentinels, which mark the spans: the ids after the vocabulary, the last one
             first; 28 for inputs of 512.
         shuffle: Whether to shuffle; each epoch has its own order.
@@ -291,8 +302,9 @@ class TransformerDynamicDataProcessor(SequencePairProcessor):
         src_vocab_file: File of the vocabulary of both: one token a line, whose number is its id.
         src_data_dir: One or a list of folders.
         batch_size: Samples per batch over all processes, a multiple of their number.
-        src_max_sequence_length: Tokens of an input; longer ones are left out.
-        tgt_max_sequence_length: Tokens of an output; likewise.
+        src_max_sequence_length: Tokens of an input; longer ones are left out. Default:
+            `src_max_position_embeddings` of the model.
+        tgt_max_sequence_length: Tokens of an output; likewise, `tgt_max_position_embeddings`.
         extra_ids: Ids that the model has besides the vocabulary.
         shuffle: Whether to shuffle; each epoch has its own order.
         shuffle_seed: Seed of the order; default: 0.

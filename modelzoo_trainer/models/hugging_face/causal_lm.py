@@ -5,6 +5,7 @@ Dimension letters: B batch, T positions, V vocabulary size.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import EllipsisType
 from typing import Any, ClassVar, Final, cast
 
 import torch
@@ -28,6 +29,7 @@ from modelzoo_trainer.models.hugging_face.attention import (
 from modelzoo_trainer.models.hugging_face.batches import check_tokens, is_planned
 from modelzoo_trainer.models.hugging_face.building import CAUSAL, check_settings
 from modelzoo_trainer.models.hugging_face.generating import TokensSoFar, cache_name
+from modelzoo_trainer.models.hugging_face.lengths import limit_of, longest_sequence
 from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 from modelzoo_trainer.models.language_loss import (
@@ -129,6 +131,12 @@ class HfCausalLm(TransformersModel):
         own = {key: one for key, one in arguments.items() if key not in _OF_THE_LOSS}
         check_settings(HfSettings(**own), CAUSAL)
 
+    @classmethod
+    def limit_of(cls, name: str, arguments: Mapping[str, Any]) -> int | EllipsisType | None:
+        """Return a limit that a model with these arguments will have; ... = known when built."""
+        own = {key: one for key, one in arguments.items() if key not in _OF_THE_LOSS}
+        return limit_of(name, own)
+
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
@@ -137,8 +145,7 @@ class HfCausalLm(TransformersModel):
     @property
     def max_position_embeddings(self) -> int:
         """Largest number of tokens in a sequence; 2**31 - 1 if there is no limit."""
-        found = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        return found if isinstance(found, int) else _NO_LIMIT
+        return longest_sequence(self.config) or _NO_LIMIT
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the loss, the logits and the number of items that the loss is averaged over.

@@ -4,6 +4,7 @@ Dimension letters: B batch, T positions, K classes.
 """
 
 from collections.abc import Callable, Mapping
+from types import EllipsisType
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from modelzoo_trainer.models.hugging_face.building import (
     check_settings,
     refuse_language_model,
 )
+from modelzoo_trainer.models.hugging_face.lengths import limit_of, longest_sequence
 from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 
@@ -107,6 +109,12 @@ class HfModel(TransformersModel):
         own = {key: one for key, one in arguments.items() if key not in _OWN}
         check_settings(HfSettings(**own), auto_class)
 
+    @classmethod
+    def limit_of(cls, name: str, arguments: Mapping[str, Any]) -> int | EllipsisType | None:
+        """Return a limit that a model with these arguments will have; ... = known when built."""
+        skipped = (*_OWN, "auto_class")
+        return limit_of(name, {key: one for key, one in arguments.items() if key not in skipped})
+
     @property
     def vocab_size(self) -> int | None:
         """Number of token ids; None without tokens."""
@@ -116,8 +124,7 @@ class HfModel(TransformersModel):
     @property
     def max_position_embeddings(self) -> int | None:
         """Largest number of tokens in a sequence; None without a limit."""
-        found = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        return found if isinstance(found, int) else None
+        return longest_sequence(self.config)
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Call the model with the batch as keyword arguments, and return its loss and logits.

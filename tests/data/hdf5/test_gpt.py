@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from modelzoo_trainer.data import stream_processor
 from modelzoo_trainer.data.hdf5.gpt import GptHDF5DataProcessor, GptHDF5MapDataProcessor
+from modelzoo_trainer.data.model_length import lengths_of
 from modelzoo_trainer.errors import ConfigError
 from tests.data.hdf5.written import LENGTH, firsts, flat, samples, write
 
@@ -72,6 +74,16 @@ def test_a_corpus_is_read_in_windows_over_all_files(folder, dtype):
     assert np.array_equal(found[0]["labels"].numpy(), expected + 1)
     assert found[0]["attention_mask"].sum() == 8 * LENGTH
     assert all(one.dtype == torch.int32 for one in found[0].values())
+
+
+def test_the_windows_of_a_corpus_without_a_length_are_those_of_the_model(folder, logged):
+    path = folder(np.arange(8 * LENGTH + 3).astype("uint16"))
+
+    with lengths_of(SimpleNamespace(max_position_embeddings=4)):
+        loaded = list(mapped(path).create_dataloader())
+
+    assert loaded[0]["input_ids"].shape == (4, 4)
+    assert "max_sequence_length is 4, max_position_embeddings of the model" in logged.text
 
 
 def test_samples_of_packed_documents_have_spans_and_positions(folder):

@@ -129,7 +129,7 @@ def test_weights_of_a_mixture_that_are_no_proportions_are_found_by_a_check(
 def test_a_check_says_which_folders_are_missing(tmp_path, capsys):
     code, said = run(tmp_path, capsys, mode="check", data_dir=[data_of(tmp_path, ""), "nowhere"])
 
-    assert code == 0
+    assert code == 2
     assert "data_dir 'nowhere' does not exist" in said
 
 
