@@ -76,3 +76,19 @@ def test_a_model_that_names_a_cache_but_keeps_nothing_is_given_all_tokens() -> N
     model.model.forward = forgetful
 
     assert torch.equal(model.generate(PROMPT, 6, temperature=0.0), expected)
+
+
+@pytest.mark.parametrize("forced", [2, None])
+def test_only_transformers_forces_the_last_token(forced: int | None) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 100, "d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2}
+    plain = {"is_decoder": True, "is_encoder_decoder": False, "forced_eos_token_id": forced}
+    model = HfCausalLm(config={"model_type": "bart", **sizes, **plain}).eval()
+    model.model.generation_config.eos_token_id = None
+
+    found = model.generate(PROMPT, 8, temperature=0.0)
+
+    theirs = model.model.generate(PROMPT, max_new_tokens=8, do_sample=False)
+    assert torch.equal(found[:, :-1], theirs[:, :-1])
+    assert (theirs[:, -1] == 2).all() == (forced == 2)
+    assert torch.equal(found, theirs) == (forced is None)
