@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from ..dtypes import ALIASES, dtype_name
 from ..errors import BackendError, suggest
 
 AXES: Final = ("replicate", "shard", "tensor")
@@ -72,10 +73,6 @@ _SHARDING: Final = (
     "reshard_after_forward",
     "meta_init",
 )
-_DTYPES: Final = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,14 +231,14 @@ def _classes(place: str, value: Any) -> tuple[str, ...]:
 
 
 def _dtype(place: str, value: Any) -> torch.dtype:
-    if value in _DTYPES.values():
-        return value  # type: ignore[no-any-return]  # one of the values
-    if not isinstance(value, str) or value not in _DTYPES:
+    name = dtype_name(value)
+    if not isinstance(name, str) or name not in ALIASES:
         raise BackendError(
             f"{place}: expected a floating-point dtype, got {value!r}. "
-            f"{suggest(str(value), _DTYPES)}"
+            f"{suggest(str(value), ALIASES)}"
         )
-    return _DTYPES[value]
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def _plan(value: Any) -> dict[str, str] | None:

@@ -7,7 +7,7 @@ import re
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn import Module
@@ -50,6 +50,7 @@ from modelzoo_trainer.conversion.transformers_model import (
     write_transformers,
 )
 from modelzoo_trainer.core.checkpoint import saving
+from modelzoo_trainer.dtypes import Float, torch_dtype
 from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import SETTINGS_PATTERNS, local_folder
 from modelzoo_trainer.models.decoder import Decoder
@@ -104,7 +105,7 @@ class HuggingFaceCheckpoint(Callback):
         at_end: bool = True,
         tokenizer: str | None = None,
         family: str | None = None,
-        dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+        dtype: Float | None = None,
         shard_size: str = "5GB",
         merge_adapters: bool = True,
         averaged: bool = False,
@@ -124,7 +125,7 @@ class HuggingFaceCheckpoint(Callback):
         self.at_end = at_end
         self.tokenizer = tokenizer
         self.family = family
-        self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+        self.dtype: torch.dtype | None = None if dtype is None else torch_dtype(dtype)
         self.shard_bytes = _bytes_of(shard_size)
         self.merge_adapters = merge_adapters
         self.averaged = averaged

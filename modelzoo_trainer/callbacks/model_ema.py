@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from annotated_types import Predicate
@@ -29,19 +29,13 @@ from modelzoo_trainer.callbacks.weight_average import WeightAverage
 from modelzoo_trainer.constraints import Fraction, Name, PositiveInt, checked
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.step_check import StepCheck
+from modelzoo_trainer.dtypes import FloatOfAverage, torch_dtype
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
-Dtype = Literal["float32", "float64", "bfloat16"]
 Prefix = Annotated[Name, Predicate(lambda text: text.strip("/") == text), "a prefix such as 'ema'"]
-
-_DTYPES: Final = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-}
 
 
 class _AtStepEnd(Callback):
@@ -103,7 +97,7 @@ class ModelEma(ValidationCallback):
         *,
         warmup: bool = False,
         average_buffers: bool = True,
-        dtype: Dtype | None = None,
+        dtype: FloatOfAverage | None = None,
         validate: bool = True,
         every_n_vals: PositiveInt = 1,
         name_scope: Prefix = "ema",
@@ -111,7 +105,7 @@ class ModelEma(ValidationCallback):
         self.decay = decay
         self.warmup = warmup
         self.average_buffers = average_buffers
-        self.dtype = None if dtype is None else _DTYPES[dtype]
+        self.dtype = None if dtype is None else torch_dtype(dtype)
         self.validates = validate
         self._every_n_vals = every_n_vals
         self._name_scope = name_scope

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from modelzoo_trainer.dtypes import dtype_name, torch_dtype
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.exit_codes import DONE, WRONG_USE
 
@@ -63,7 +64,12 @@ def add_command(
         type=Path,
         help="folder or tokenizer.json to copy along; default: the files in SOURCE",
     )
-    command.add_argument("--dtype", choices=_DTYPES, help="of the weights; default: as in SOURCE")
+    command.add_argument(
+        "--dtype",
+        type=dtype_name,
+        choices=_DTYPES,
+        help="of the weights, or an alias such as bf16; default: as in SOURCE",
+    )
     command.add_argument(
         "--shard-size",
         metavar="SIZE",
@@ -100,7 +106,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> list[str]:
-    import torch
 
     from modelzoo_trainer.config.loader import to_yaml
     from modelzoo_trainer.config.model_sections import models_in
@@ -115,7 +120,7 @@ def _convert(options: argparse.Namespace) -> list[str]:
             layout=options.layout,
             params=options.params,
             tokenizer=options.tokenizer,
-            dtype=None if options.dtype is None else getattr(torch, options.dtype),
+            dtype=None if options.dtype is None else torch_dtype(options.dtype),
             shard_bytes=bytes_of(options.shard_size, "--shard-size"),
             family=options.family,
             merge_adapters=options.merge_adapters,

@@ -18,6 +18,7 @@ from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
 from modelzoo_trainer.constraints import PositiveFloat, PositiveInt, checked
 from modelzoo_trainer.core.step_check import StepCheck
 from modelzoo_trainer.devices import Backend
+from modelzoo_trainer.dtypes import HalfFloat, dtype_name
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class MixedPrecision(Precision):
 
     Args:
         enabled: Use the 16-bit type; clipping works either way.
-        fp16_type: The 16-bit type; "cbfloat16" means bfloat16 here.
+        fp16_type: The 16-bit type, or an alias such as "bf16"; "cbfloat16" means bfloat16 here.
         precision_opt_level: Accepted for compatibility; no effect on this hardware.
         loss_scaling_factor: A constant, "dynamic", or None = "dynamic" if scaling is needed.
         initial_loss_scale: Initial scale of dynamic scaling; None = 65536.
@@ -118,7 +119,7 @@ class MixedPrecision(Precision):
     def __init__(  # noqa: PLR0913  # the YAML section's keys
         self,
         enabled: bool = True,
-        fp16_type: Literal["bfloat16", "float16", "cbfloat16"] = "bfloat16",
+        fp16_type: HalfFloat = "bfloat16",
         precision_opt_level: Literal[0, 1, 2] | None = None,
         loss_scaling_factor: PositiveFloat | Literal["dynamic"] | None = 1.0,
         initial_loss_scale: PositiveFloat | None = None,
@@ -135,7 +136,7 @@ class MixedPrecision(Precision):
                 f"{max_gradient_norm} and {max_gradient_value}."
             )
         self.enabled = enabled
-        self.fp16_type = fp16_type
+        self.fp16_type: str = dtype_name(fp16_type)
         self.precision_opt_level = precision_opt_level
         self.loss_scaling_factor = loss_scaling_factor
         if not isinstance(loss_scaling_factor, str) and loss_scaling_factor is not None:

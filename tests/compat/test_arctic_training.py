@@ -1,5 +1,5 @@
 # ruff: noqa: RUF012  # lists on classes are what users write
-"""What ArcticTraining's callbacks do, in our spelling: AT-01 to AT-51."""
+"""What ArcticTraining's callbacks do, in our spelling: AT-01 to AT-52."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from modelzoo_trainer import (
     Checkpoint,
     ConfigError,
     Logging,
+    MixedPrecision,
     Trainer,
     TrainingLoop,
 )
@@ -962,6 +963,11 @@ def test_at_51_a_length_that_is_left_out_is_the_model_s(trainer_of, tmp_path, ca
         trainer.fit(data)
     assert shapes == [(2, 6)]
     assert "max_sequence_length is 6, max_position_embeddings of the model" in caplog.text
+
+
+@pytest.mark.parametrize("alias", ["bf16", "BFLOAT16", "torch.bfloat16", torch.bfloat16])
+def test_at_52_aliases_of_a_data_type_are_equal(alias) -> None:
+    assert MixedPrecision(fp16_type=alias).fp16_type == MixedPrecision().fp16_type
 
 
 def test_the_block_of_the_page_works() -> None:

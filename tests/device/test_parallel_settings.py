@@ -125,8 +125,8 @@ SHARD = {"parallel": {"shard": 2}}
             "backend.sharding.blocks: expected a list of class names, got 'Layer'.",
         ),
         (
-            SHARD | {"sharding": {"param_dtype": "bfloat"}},
-            "backend.sharding.param_dtype: expected a floating-point dtype, got 'bfloat'. "
+            SHARD | {"sharding": {"param_dtype": "bfloat61"}},
+            "backend.sharding.param_dtype: expected a floating-point dtype, got 'bfloat61'. "
             "Did you mean 'bfloat16'?",
         ),
         (

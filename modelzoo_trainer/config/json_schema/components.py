@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.loader import GROUPED
 from modelzoo_trainer.config.names import NameTable
+from modelzoo_trainer.dtypes import aliases, dtype_name
 from modelzoo_trainer.errors import ConfigError
 
 _IN_YAML: Final = {"None": "null", "True": "true", "False": "false"}
@@ -104,6 +105,14 @@ class _Generator(GenerateJsonSchema):
     ) -> JsonSchemaValue:
         return {}  # a check by a function: only that function knows the valid values
 
+    def function_before_schema(
+        self, schema: core_schema.BeforeValidatorFunctionSchema
+    ) -> JsonSchemaValue:
+        found = super().function_before_schema(schema)
+        if schema["function"]["function"] is not dtype_name:
+            return found
+        return {"anyOf": [found, {"type": "string", "pattern": _aliases_of(found["enum"])}]}
+
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
         found = super().int_schema(schema)
         return {**found, "type": ["integer", "string"], "pattern": f"^{GROUPED}$"}
@@ -122,6 +131,13 @@ class _Generator(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+
+def _aliases_of(names: Iterable[str]) -> str:
+    """Return a pattern of all aliases of names of data types."""
+    known = aliases()
+    every = [one for name in names if name in known for one in (name, *known[name])]
+    return in_any_case(every + [f"torch.{alias}" for alias in every])
 
 
 def _pruned(union: JsonSchemaValue) -> JsonSchemaValue:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch.nn import Module
 
+from modelzoo_trainer.dtypes import torch_dtype
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import transformers_library
 from modelzoo_trainer.models.hugging_face.adapters import add_adapters, check_peft
@@ -86,7 +87,7 @@ def build(
         _refuse_quantized(config, f"{FOLDER_KEY}: {str(folder)!r}")
     if not is_remote:
         _check_task(cls, auto_class, settings, config)
-    options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
+    options: dict[str, Any] = {"dtype": torch_dtype(settings.dtype)}
     if is_remote:
         options["trust_remote_code"] = True
     if settings.attn_implementation is not None:

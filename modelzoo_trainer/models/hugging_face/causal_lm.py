@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from modelzoo_trainer.constraints import Flag, NonNegative, NonNegativeSize, Size, checked
+from modelzoo_trainer.dtypes import Float
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import IGNORED_LABEL
 from modelzoo_trainer.hugging_face.labels import begin_again, num_next, num_repeated
@@ -30,7 +31,7 @@ from modelzoo_trainer.models.hugging_face.batches import check_tokens, is_planne
 from modelzoo_trainer.models.hugging_face.building import CAUSAL, check_settings
 from modelzoo_trainer.models.hugging_face.generating import TokensSoFar, cache_name
 from modelzoo_trainer.models.hugging_face.lengths import limit_of, longest_sequence
-from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
+from modelzoo_trainer.models.hugging_face.settings import HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 from modelzoo_trainer.models.language_loss import (
     LossScaling,
@@ -93,7 +94,7 @@ class HfCausalLm(TransformersModel):
         revision: str | None = None,
         config_overrides: dict[str, Any] | None = None,
         attn_implementation: str | None = None,
-        dtype: Dtype = "float32",
+        dtype: Float = "float32",
         init_device: InitDevice = "cpu",
         peft_config: dict[str, Any] | None = None,
         resize_token_embeddings: Size | None = None,

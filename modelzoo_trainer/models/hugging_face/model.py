@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.constraints import Flag, Size, checked
+from modelzoo_trainer.dtypes import Float
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hdf5_format import IGNORED_LABEL
 from modelzoo_trainer.models.hugging_face.batches import FLOAT_LABELS, check_batch
@@ -20,7 +21,7 @@ from modelzoo_trainer.models.hugging_face.building import (
     refuse_language_model,
 )
 from modelzoo_trainer.models.hugging_face.lengths import limit_of, longest_sequence
-from modelzoo_trainer.models.hugging_face.settings import Dtype, HfSettings, InitDevice
+from modelzoo_trainer.models.hugging_face.settings import HfSettings, InitDevice
 from modelzoo_trainer.models.hugging_face.wrapper import TransformersModel
 
 _OWN: Final = ("auto_class", "compute_eval_metrics")
@@ -72,7 +73,7 @@ class HfModel(TransformersModel):
         revision: str | None = None,
         config_overrides: dict[str, Any] | None = None,
         attn_implementation: str | None = None,
-        dtype: Dtype = "float32",
+        dtype: Float = "float32",
         init_device: InitDevice = "cpu",
         peft_config: dict[str, Any] | None = None,
         resize_token_embeddings: Size | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from modelzoo_trainer.dtypes import Float
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.hugging_face.folders import (
     SETTINGS_PATTERNS,
@@ -25,7 +26,6 @@ from modelzoo_trainer.models.hugging_face.overrides import (
 
 FOLDER_KEY: Final = "pretrained_model_name_or_path"
 
-Dtype = Literal["float32", "bfloat16", "float16"]
 InitDevice = Literal["cpu", "meta"]
 
 
@@ -39,7 +39,7 @@ class HfSettings:
     revision: str | None = None
     config_overrides: dict[str, Any] | None = None
     attn_implementation: str | None = None
-    dtype: Dtype = "float32"
+    dtype: Float = "float32"
     init_device: InitDevice = "cpu"
     peft_config: dict[str, Any] | None = None
     resize_token_embeddings: int | None = None

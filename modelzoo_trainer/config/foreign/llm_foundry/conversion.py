@@ -22,15 +22,12 @@ from modelzoo_trainer.config.foreign.llm_foundry.optimization import (
     convert_scheduler,
 )
 from modelzoo_trainer.config.foreign.section import Section, filled
+from modelzoo_trainer.dtypes import dtype_name
 
 NAME: Final = "llm-foundry"
 _REQUIRED: Final = ("model", "optimizer", "train_loader", "max_duration")
 _PRECISIONS: Final = {"amp_bf16": "bfloat16", "amp_fp16": "float16"}
-_DTYPES: Final = {
-    "bfloat16": ("bfloat16", "bf16", "amp_bf16", "bfloat", "torch.bfloat16"),
-    "float16": ("float16", "fp16", "amp_fp16", "half", "torch.float16"),
-    "float32": ("float32", "fp32", "torch.float32"),
-}
+_DTYPES: Final = ("bfloat16", "float16", "float32")
 _STRATEGIES: Final = {
     "FULL_SHARD": {"shard": -1},
     "SHARD_GRAD_OP": {"shard": -1},
@@ -318,4 +315,5 @@ class _Conversion:
 
 
 def _dtype(value: Any) -> str | None:
-    return next((name for name, others in _DTYPES.items() if value in others), None)
+    name = dtype_name(_PRECISIONS.get(value, value) if isinstance(value, str) else value)
+    return name if name in _DTYPES else None

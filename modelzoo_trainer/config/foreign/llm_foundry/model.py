@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.config.foreign.findings import Kind
 from modelzoo_trainer.config.foreign.section import Section
+from modelzoo_trainer.dtypes import dtype_name
 
 _NORMS: Final = {
     "low_precision_layernorm": "layernorm",
@@ -50,9 +51,7 @@ def _hugging_face(section: Section) -> dict[str, Any]:
         model["trust_remote_code"] = True
     dtype = section.text("master_weights_dtype")
     if dtype:
-        model["dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(
-            dtype, dtype
-        )
+        model["dtype"] = dtype_name(dtype)
     if section.text("init_device") == "meta":
         model["init_device"] = "meta"
     return model

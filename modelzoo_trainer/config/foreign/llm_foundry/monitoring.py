@@ -15,6 +15,7 @@ from modelzoo_trainer.config.foreign.exporting import (
 from modelzoo_trainer.config.foreign.findings import Kind
 from modelzoo_trainer.config.foreign.llm_foundry.data import Data
 from modelzoo_trainer.config.foreign.section import Section
+from modelzoo_trainer.dtypes import dtype_name
 
 Component = dict[str, Any]  # {ClassName: arguments}
 _LOGGERS: Final = {
@@ -88,7 +89,7 @@ def convert_export(
             f"adapters are merged into the weights, as {changed} makes another model of the folder."
         )
         section.differs("save_folder", why)
-    dtype = section.text("precision", "float32")
+    dtype = dtype_name(section.text("precision", "float32"))
     if dtype not in ("float32", "float16", "bfloat16"):
         section.findings.mistake(
             f"{section.where('precision')}: {dtype!r} is unknown; it is float32, float16 or "

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.config.foreign.findings import Kind
 from modelzoo_trainer.config.foreign.section import Section
+from modelzoo_trainer.dtypes import dtype_name
 
 _ATTENTION: Final = {
     "q_proj": "q_proj",
@@ -22,7 +23,7 @@ _FUSED: Final = {
     "up_proj": "gate_up_proj",
 }
 """Names of layers that Phi-3 has in one."""
-_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _HF: Final = ("FullModelHFCheckpointer", "DistributedCheckpointer")
 
 
@@ -84,9 +85,9 @@ def folder_of(root: Section) -> str:
 
 def _dtype(root: Section) -> str:
     given = str(root.take("dtype", "bf16"))
-    name = _DTYPES.get(given)
-    if name is None:
-        root.findings.mistake(f"dtype: {given!r} is unknown; it is {', '.join(_DTYPES)}.")
+    name: str = dtype_name(given)
+    if name not in _DTYPES:
+        root.findings.mistake(f"dtype: {given!r} is unknown; it is {', '.join(_DTYPES.values())}.")
         return "float32"
     return name
 
