@@ -44,6 +44,7 @@ class EpochLoss(Callback):
         self._window: list[tuple[Tensor, Any]] = []  # batches since the last optimizer step
         self._is_first = False
         self._lacks_some = False  # of the samples of this epoch
+        self._previous = self._mean, False  # of the fit before this one
 
     @override
     def on_enter_fit(
@@ -55,7 +56,17 @@ class EpochLoss(Callback):
         loop: Any,
     ) -> None:
         self._is_first = trainer.get_callback(EpochLoss) is self
-        self._mean = Mean(double=trainer.backend.caps.float64)
+        self._previous = self._mean, self._lacks_some
+        self._mean, self._lacks_some = Mean(double=trainer.backend.caps.float64), False
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if trainer.schedule.is_continued:
+            self._mean, lacked_some = self._previous
+            is_late = not (self._mean.is_used or trainer.data.is_between_epochs)
+            self._lacks_some = lacked_some or is_late
 
     @override
     def on_enter_train(
@@ -72,7 +83,6 @@ class EpochLoss(Callback):
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
         if self._is_first and not self._mean.is_used:  # so that all steps have the same graph
             self._mean.add(torch.zeros((), device=trainer.backend.device), 0)
-            self._lacks_some = self._lacks_some or not trainer.data.is_between_epochs
 
     @override
     def on_train_step_end(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.schedule")
+
+
+def _resets_on_fit(callback: Any) -> bool:
+    return getattr(callback, "reset_on_fit", None) is True
 
 
 def ends_stage(trainer: Trainer) -> bool:
@@ -84,6 +89,8 @@ class RunSchedule(CoreCallback):
         """How many dataloaders the validation of the current stage has finished."""
         self.is_unfinished = False
         """Whether the previous fit was interrupted or failed."""
+        self._previous: list[tuple[Any, Any]] = []
+        """Callbacks that start each fit without state, and their states before this fit."""
         self._has_fitted = self._was_loaded = self._has_ended = False
         self._has_ended_here = False
         self._num_steps: int | None = None  # of the fit that a checkpoint belongs to
@@ -100,6 +107,8 @@ class RunSchedule(CoreCallback):
     ) -> None:
         self.loop = loop
         self._was_loaded = False
+        resetting = [one for _, one in trainer.stateful_callbacks() if _resets_on_fit(one)]
+        self._previous = [(one, copy.deepcopy(one.state_dict())) for one in resetting]
         stack.callback(self._leave)
 
     def _leave(self) -> None:
@@ -146,6 +155,9 @@ class RunSchedule(CoreCallback):
 
     def _begin_or_continue(self, trainer: Trainer) -> None:
         self.is_continued = self.continues(trainer)
+        previous, self._previous = self._previous, []
+        for callback, state in previous if self.is_continued else ():
+            callback.load_state_dict(state)
         if self._has_fitted and not (self._was_loaded or self.is_continued):
             self._forget()
         self.is_unfinished = False

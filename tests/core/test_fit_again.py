@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
+from modelzoo_trainer.callbacks import EarlyStopping, RunHistory
 from tests.doubles import History, TinyModel, differing, tiny_batches, weights_of
 
 
@@ -93,6 +94,22 @@ def test_a_second_fit_finishes_an_interrupted_one(trainer_of, tmp_path, kind, st
     assert trainer.global_step == whole.global_step
     assert differing(weights_of(trainer), weights_of(whole)) == []
     assert lines_of(history) == lines_of(expected)
+
+
+@pytest.mark.parametrize("ckpt_path", [..., None])
+def test_callbacks_that_start_each_fit_anew_go_on_with_an_interrupted_one(
+    trainer_of, tmp_path, ckpt_path
+):
+    states = []
+    for interrupts in ([], [InterruptAt(4)]):
+        own = [RunHistory(), EarlyStopping("validate_0/loss", min_delta=100.0, patience=9)]
+        trainer, _ = make(trainer_of, tmp_path / "run", *own, *interrupts, eval_frequency=2)
+        for _ in range(1 + len(interrupts)):
+            trainer.fit(tiny_batches(3), tiny_batches(1), ckpt_path=ckpt_path)
+        epochs = own[0].get_metric_values("train_loss_epoch")
+        states.append((epochs, own[0].get_metric_values("loss"), own[1].state_dict()))
+    assert len(states[0][0]) == 3
+    assert (states[0] == states[1]) == (ckpt_path is ...)
 
 
 @pytest.mark.parametrize("length", [{"num_epochs": 3}, {"num_steps": 9}, {"max_steps": 9}])
