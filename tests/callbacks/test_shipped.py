@@ -109,6 +109,7 @@ STATEFUL = {
     "SelectiveGrad",
     "SkipSamples",
     "SpikeDetection",
+    "TensorBoardLogger",
     "TerminateOnNaN",
     "WSDCheckpoint",
     "WandbLogger",

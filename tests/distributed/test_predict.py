@@ -163,7 +163,10 @@ def test_processes_that_share_their_data_give_it_once(tmp_path, mode) -> None:
     [alone] = run_ranks(1, predict, tmp_path / "alone", {})
     for found in run_ranks(2, predict, tmp_path, {"backend": split} | MODES[mode]):
         assert found["rows"] == numbers(11).tolist()
-        assert found["inner"] == alone["inner"]
+        # A kernel may round the product of fewer columns in another way: 1 unit of the last place.
+        torch.testing.assert_close(
+            torch.tensor(found["inner"]), torch.tensor(alone["inner"]), rtol=2**-23, atol=0.0
+        )
 
 
 def refused(rank: int, folder: Path) -> None:
