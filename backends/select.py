@@ -29,6 +29,7 @@ _KNOWN: Final[dict[str, tuple[str, str]]] = {
 _LAYERED: Final = frozenset({"accelerator", "cpu", "cuda"})
 _SHARED: Final = (*ParallelSettings.OPTIONS, "timeout")  # only used with several ranks
 _ALIASES: Final = {"gpu": "cuda"}
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 # Kinds of torch.accelerator served by one class; `auto` detects which are available.
 _ACCELERATORS: Final = frozenset({"xpu", "mps", "hpu", "npu", "tpu", "neuron"})
 
@@ -88,10 +89,23 @@ def _class_of(device: str) -> tuple[str, type[Backend], dict[str, Any]]:
         cls = importlib.import_module(".accelerator", __package__).AcceleratorBackend
         arguments = {"kind": name}
     else:
-        raise BackendUnavailable(
-            f"device: {device!r} is not a backend. {suggest(name, backend_names())}"
-        )
+        advice = _of_index(name) or suggest(name, backend_names())
+        raise BackendUnavailable(f"device: {device!r} is not a backend. {advice}")
     return name, cls, arguments
+
+
+def _of_index(name: str) -> str:
+    """Return what to do instead of a device with an index, such as cuda:0; "" for others."""
+    kind, colon, index = name.partition(":")
+    if not colon or kind not in backend_names() or not (index.isdecimal() or not index):
+        return ""
+    start = f"A device has no index here: use device: {kind}"
+    if not index or kind not in {"cuda", "gpu", *_ACCELERATORS}:
+        return f"{start}."
+    choice = f"To choose one, set backend.index: {index}"
+    if _ALIASES.get(kind, kind) == "cuda":
+        choice = f"To choose the GPU, set the environment variable {_VISIBLE}={index}"
+    return f"{start}. {choice}."
 
 
 def _has_others() -> bool:

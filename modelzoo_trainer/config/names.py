@@ -21,6 +21,13 @@ def _as_it_is(target: Any) -> Any:
     return target
 
 
+def _known(names: Iterable[str]) -> str:
+    """Return a sentence with the names, sorted; of very many only the first."""
+    found = sorted(set(names))
+    more = f" and {len(found) - _MOST_KNOWN} more" if len(found) > _MOST_KNOWN else ""
+    return f"Known: {', '.join(found[:_MOST_KNOWN])}{more}."
+
+
 def _none(*given: object) -> None:
     return None
 
@@ -29,6 +36,7 @@ def _nothing(*given: object) -> tuple[()]:
     return ()
 
 
+_MOST_KNOWN: Final = 100  # names in a message, more than this package has of any kind
 _HOW_TO_QUOTE: Final = (
     """ A class that the file does not name is quoted if it has dots: --set 'a."pkg.Class".b=1'."""
 )
@@ -156,6 +164,8 @@ class NameTable:
         if not foreign and not advice.startswith("Did"):
             wider = advise(name, (*own, *self.published_names(self.kind)))
             advice = wider if wider.startswith("Did") else advice
+        if not foreign and advice.startswith("Did"):
+            advice = f"{advice} {_known(own)}"
         raise ConfigError(f"{name!r} is not {self.one}. {advice}".rstrip())
 
     def _imported_names(self) -> Iterable[str]:

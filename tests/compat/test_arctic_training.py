@@ -909,7 +909,7 @@ def test_at_45_a_class_is_available_by_name_once_it_is_defined(own_package) -> N
     assert found("Mine", own_package)[0].__name__ == "Mine"
     assert "in modelzoo_trainer and in at_own_package" in found("Known", own_package)[1][0]
     assert "Known: Known, Mine" in found("Nosuch", own_package)[1][0]
-    assert "Did you mean 'Mine'" in found("Mien", own_package)[1][0]
+    assert "Did you mean 'Mine'? Known: Known, Mine" in found("Mien", own_package)[1][0]
 
 
 def test_at_46_modules_of_the_user_import_their_siblings(own_package) -> None:

@@ -129,3 +129,14 @@ def test_a_device_that_is_not_on_this_machine_is_no_mistake_of_the_file(shipped,
     root = read_text(FILE % ("{backend_type: GPU}", ""), "f.yaml")
     (found,) = check_config(root, shipped, problems=Problems(for_a_run=False))
     assert "valid, but cannot run here: 'GPU' is not available" in str(found.notes[0])
+
+
+def test_a_device_with_an_index_is_told_how_to_choose_it(shipped):
+    for line in (
+        *problems(shipped, "{backend_type: cuda:0}"),
+        *problems(shipped, "{}", "device: cuda:0"),
+        *problems(shipped, "{}", "", "init.device=cuda:0"),
+    ):
+        assert "'cuda:0'" in line
+        assert "use device: cuda." in line
+        assert "CUDA_VISIBLE_DEVICES=0" in line

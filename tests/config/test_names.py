@@ -9,6 +9,7 @@ from modelzoo_trainer.config.components import check_component
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.names import NameTable, import_path
 from modelzoo_trainer.config.positions import Place, Problems
+from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.user_modules import import_module
 
@@ -61,7 +62,10 @@ def test_a_shipped_name_fits_in_any_case(name):
 def test_a_misspelt_name_is_refused_with_a_suggestion():
     assert find("EarlyStoping", table()) == (
         None,
-        ["f.yaml:1:1: 'EarlyStoping' is not a callback. Did you mean 'EarlyStopping'?"],
+        [
+            "f.yaml:1:1: 'EarlyStoping' is not a callback. Did you mean 'EarlyStopping'? "
+            "Known: CheckLoss, EarlyStopping."
+        ],
     )
 
 
@@ -87,7 +91,8 @@ def test_classes_of_an_imported_module_have_bare_names(own_module):
     module = import_module(own_module)
     assert find("mine", table(module)) == (module.Mine, [])
     assert find("Mine2", table(module))[1] == [
-        "f.yaml:1:1: 'Mine2' is not a callback. Did you mean 'Mine'?"
+        "f.yaml:1:1: 'Mine2' is not a callback. Did you mean 'Mine'? "
+        "Known: CheckLoss, EarlyStopping, Mine."
     ]
 
 
@@ -191,6 +196,22 @@ def test_in_a_check_it_is_a_note_and_its_arguments_are_checked():
 
 def test_a_misspelt_published_name_is_no_note():
     _, problems = model("model: {t55: {layers: 1}}", for_a_run=False)
-    assert problems.lines() == [
-        "f.yaml:1:9: model.t55: 't55' is not a model. Did you mean 't5'?",
-    ]
+    (line,) = problems.lines()
+    assert line.startswith("f.yaml:1:9: model.t55: 't55' is not a model. Did you mean 't5'? Known")
+
+
+def test_of_very_many_names_the_first_are_listed():
+    many = NameTable.of("model", {f"name{number:03}": object for number in range(105)})
+    _, [line] = find("naem104", many)
+    assert "Did you mean 'name104'? Known: name000, name001" in line
+    assert line.endswith("name099 and 5 more.")
+
+
+@pytest.mark.parametrize(
+    "kind", ["models", "optimizers", "schedulers", "callbacks", "loggers", "processors"]
+)
+def test_an_unknown_name_gets_all_of_its_kind_besides_the_nearest(kind):
+    table = getattr(shipped_names(), kind)
+    _, [line] = find(f"{table.names[0]}z", table)
+    assert f"Did you mean {table.names[0]!r}? Known: " in line
+    assert line.partition("Known: ")[2].removesuffix(".").split(", ") == sorted(table.names)

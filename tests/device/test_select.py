@@ -50,6 +50,26 @@ def test_a_name_like_none_gets_the_list() -> None:
         make_backend("abacus")
 
 
+@pytest.mark.parametrize(
+    ("device", "facts"),
+    [
+        ("cuda:0", ("use device: cuda.", "CUDA_VISIBLE_DEVICES=0")),
+        ("GPU:3", ("use device: gpu.", "CUDA_VISIBLE_DEVICES=3")),
+        ("xpu:1", ("use device: xpu.", "backend.index: 1")),
+        ("cpu:0", ("use device: cpu.",)),
+        ("auto:1", ("use device: auto.",)),
+        ("cuda:", ("use device: cuda.",)),
+        ("cuda:x", ("Did you mean 'cuda'?",)),
+    ],
+)
+def test_a_device_with_an_index_is_told_how_to_choose_it(device: str, facts: tuple) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        make_backend(device)
+    said = str(caught.value)
+    assert said.startswith(f"device: {device!r} is not a backend. ")
+    assert [fact for fact in facts if fact not in said] == []
+
+
 def test_options_of_every_level_are_known() -> None:
     backend = make_backend("fake", {"look_ahead": False, "lag": 1, "compile": {"mode": "default"}})
     assert backend.reads.lag == 1
