@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.errors import ConfigError, reason_of, suggest
 from modelzoo_trainer.hugging_face.folders import (
     SETTINGS_PATTERNS,
     local_folder,
@@ -36,9 +36,10 @@ def load_tokenizer(file: str | None, name_or_path: str | None, eos_id: int | Non
         try:
             found: Any = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
         except Exception as error:  # the library raises nothing narrower
+            why = reason_of(error)
             raise ConfigError(
                 f"{_OWNER}.tokenizer_file_path: {file!r} is not a file of the library tokenizers "
-                f"({error}). Pass a tokenizer.json."
+                f"({why}). Pass a tokenizer.json."
             ) from error
     else:
         found = _from_folder(transformers, str(name_or_path))

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from modelzoo_trainer.errors import ConfigError, folder_reason
+from modelzoo_trainer.errors import ConfigError, folder_reason, reason_of
 from modelzoo_trainer.regular_files import read_bytes
 from modelzoo_trainer.stores.record import write_atomically
 from modelzoo_trainer.stores.store import Store, open_store
@@ -155,7 +155,8 @@ def files_of(path: Path) -> dict[str, dict[str, Any]]:
             if "/" not in name
         }
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{str(path / MANIFEST)!r} is not a manifest ({error})") from None
+        why = reason_of(error)
+        raise ValueError(f"{str(path / MANIFEST)!r} is not a manifest ({why})") from None
 
 
 def open_mirror(
@@ -239,8 +240,9 @@ def _bound(path: Path, binding: Path) -> Mirror:
             raise ValueError(f"{raw['url']!r} is a folder, not an object store")
         return Mirror(path, url, dict(raw["options"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
+        why = reason_of(error)
         raise ConfigError(
-            f"{str(binding)!r} cannot be read ({error}). It names the object store of this folder; "
+            f"{str(binding)!r} cannot be read ({why}). It names the object store of this folder; "
             f"pass the URL of the store instead of the folder."
         ) from None
 

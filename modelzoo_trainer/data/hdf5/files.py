@@ -191,8 +191,9 @@ def read_header(path: str, dataset: str = DATASET, *, has_texts: bool = False) -
             f"{path}: the file cannot be read: this user lacks permission. Change it."
         ) from error
     except Exception as error:  # the library has no type of its own for a damaged file
+        why = reason_of(error)
         raise ConfigError(
-            f"{path}: the file cannot be read ({error}). It is damaged or truncated: copy or "
+            f"{path}: the file cannot be read ({why}). It is damaged or truncated: copy or "
             f"create it again."
         ) from error
     _HEADERS[real, dataset] = found
@@ -386,9 +387,8 @@ class FolderState:
             try:
                 names = sorted(_names(folder))
             except OSError as error:
-                raise self._changed(
-                    folder, f"cannot be listed any more ({reason_of(error)})"
-                ) from (error)
+                why = reason_of(error)
+                raise self._changed(folder, f"cannot be listed any more ({why})") from (error)
             for name in names:
                 path = os.path.join(folder, name)
                 before = known.pop(path, None)

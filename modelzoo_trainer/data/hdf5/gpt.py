@@ -26,7 +26,7 @@ from modelzoo_trainer.data.hdf5.selection import Source, parse_sources
 from modelzoo_trainer.data.hdf5.transforms import parse_transforms
 from modelzoo_trainer.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.stream_processor import say_once
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.hdf5_format import FEATURES, PARAMS, VSL_FEATURES
 
 
@@ -315,8 +315,9 @@ def _features_in(path: Path) -> tuple[str, ...] | None:
     try:
         params = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
+        why = reason_of(error)
         raise ConfigError(
-            f"{path} cannot be read ({error}). Correct it, or remove it to use features_list."
+            f"{path} cannot be read ({why}). Correct it, or remove it to use features_list."
         ) from error
     params = params if isinstance(params, dict) else {}
     features = params.get("features")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelzoo_trainer.data.hdf5.files import Layout, RowFile, h5py_module
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, reason_of
 
 NUM_OPEN: Final = 128
 _MOST_INDEXED: Final = 4_000_000  # rows, of 16 bytes each
@@ -135,9 +135,9 @@ class OpenFiles:
         number = getattr(error, "errno", None)
         if isinstance(error, OSError) and number and not isinstance(error, FileNotFoundError):
             return OSError(number, f"{what} cannot be read: {error.strerror or error}")
+        why = reason_of(error)
         return ConfigError(
-            f"{what} cannot be read ({error}). The file is damaged or gone: copy or create it "
-            f"again."
+            f"{what} cannot be read ({why}). The file is damaged or gone: copy or create it again."
         )
 
     def _is_readable(self, file: RowFile, row: int) -> bool:

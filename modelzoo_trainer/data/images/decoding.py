@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, reason_of
 
 _EXTRA: Final = "pip install 'modelzoo-trainer[vision]'"
 _DEEP: Final = ("I;16", "I;16L", "I;16B", "I;16N", "I")
@@ -71,8 +71,9 @@ def read_rgb(path: str, data: bytes | None = None) -> Any:
             f"{path}: the image is too large for Pillow ({num}). Shrink it, or remove it."
         ) from error
     except Exception as error:  # the library has no type of its own for a damaged file
+        why = reason_of(error)
         raise ConfigError(
-            f"{path}: the image cannot be read ({error}). It is damaged, truncated or not an "
+            f"{path}: the image cannot be read ({why}). It is damaged, truncated or not an "
             f"image: replace or remove it."
         ) from error
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.models.hugging_face.adapters import ORIGINAL, PlainNames
 
 
@@ -135,7 +135,8 @@ def _merge(layer: Any) -> None:
     try:
         layer.merge()
     except (AttributeError, NotImplementedError, ValueError) as error:
+        why = reason_of(error)
         raise ConfigError(
-            f"The adapters in {type(layer).__name__} cannot be merged into the weights ({error}). "
+            f"The adapters in {type(layer).__name__} cannot be merged into the weights ({why}). "
             f"Save a checkpoint of the trainer instead."
         ) from error

@@ -105,3 +105,12 @@ def test_an_image_above_the_limit_of_pillow_is_too_large(tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match=r"large\.png.*too large.*12 pixels.*10 pixels") as caught:
         read_rgb(str(path))
     assert "damaged" not in str(caught.value)
+
+
+def test_an_error_of_the_library_without_a_text_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError
+
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(ConfigError, match=r"a\.png: the image cannot be read \(RuntimeError\)"):
+        read_rgb(str(tmp_path / "a.png"))
