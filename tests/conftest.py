@@ -12,6 +12,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -21,6 +22,9 @@ from tests.compat.corpus_here import CORPUS
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the files of tests/golden anew"
+    )
+    parser.addoption(
+        "--part", help="K/N: of N parts of the tests, by their names, run part K (from 0)"
     )
 
 
@@ -45,6 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stale = [key for key, is_stale in unmatched.items() if is_stale]
     if stale and not any("::" in arg for arg in config.args):
         raise pytest.UsageError(f"slow_cases matches no case of {stale}")
+    if config.option.part is not None:
+        number, count = map(int, config.option.part.split("/"))
+        others = [item for item in items if crc32(item.nodeid.encode()) % count != number]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if crc32(item.nodeid.encode()) % count == number]
 
 
 def _case(item: pytest.Item) -> str:
