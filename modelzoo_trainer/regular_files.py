@@ -54,7 +54,7 @@ def open_regular(path: Path, *, inside: Path | None = None) -> IO[bytes]:
         inside: A folder, which symbolic links must not lead out of; None = they may.
 
     Raises:
-        OSError: If it is no regular file or cannot be opened.
+        OSError: If it is not a regular file or cannot be opened.
     """
     if inside is not None:
         if outside_target(path, inside) is not None:
@@ -86,7 +86,7 @@ def read_bytes(path: Path, *, most: int = _MOST, inside: Path | None = None) -> 
         inside: As for `open_regular`.
 
     Raises:
-        OSError: If it is no regular file, cannot be read or is larger.
+        OSError: If it is not a regular file, cannot be read or is larger.
     """
     with open_regular(path, inside=inside) as file:
         content = file.read(most + 1)
@@ -104,7 +104,7 @@ def read_text(path: Path, *, most: int = _MOST, inside: Path | None = None) -> s
         inside: As for `open_regular`.
 
     Raises:
-        OSError: If it is no regular file, cannot be read or is larger.
+        OSError: If it is not a regular file, cannot be read or is larger.
         UnicodeDecodeError: If it is not UTF-8.
     """
     return read_bytes(path, most=most, inside=inside).decode("utf-8")

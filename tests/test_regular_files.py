@@ -61,7 +61,7 @@ def test_pipes_sockets_and_devices_are_distinguished_from_files(tmp_path: Path) 
 
 
 def laid(path: Path, kind: str) -> Path:
-    """Lay something that is no regular file."""
+    """Lay something that is not a regular file."""
     match kind:
         case "pipe":
             os.mkfifo(path)
