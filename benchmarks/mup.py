@@ -43,6 +43,11 @@ def make_model(name: str, width: int, *, uses_mup: bool, base: int = 64, **setti
     return model_class(name)(**{**SMALL, **sizes, **bases, **settings})
 
 
+def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """Return AdamW with an eps that is small beside the gradients of every width."""
+    return OPTIMIZERS["AdamW"](model, lr=lr, weight_decay=0.0, eps=1e-8)
+
+
 def coordinates(
     make: Callable[[int], Any], widths: Sequence[int] = WIDTHS, *, lr: float = 0.003, steps: int = 4
 ) -> dict[int, dict[str, float]]:
@@ -56,7 +61,7 @@ def coordinates(
         model = make(width)
         ids = torch.randint(model.vocab_size, (8, 17))
         batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
-        optimizer = OPTIMIZERS["AdamW"](model, lr=lr, weight_decay=0.0)
+        optimizer = make_optimizer(model, lr)
         for _ in range(steps):
             train(model, optimizer, batch)
         found[width] = sizes_of(model, batch["input_ids"])
@@ -102,7 +107,7 @@ def final_loss(width: int, *, uses_mup: bool, lr: float, base: int, steps: int) 
     """
     torch.manual_seed(0)
     model = make_model("gpt2", width, uses_mup=uses_mup, base=base)
-    optimizer = OPTIMIZERS["AdamW"](model, lr=lr, weight_decay=0.0)
+    optimizer = make_optimizer(model, lr)
     rates = [group["lr"] for group in optimizer.param_groups]
     generator = torch.Generator().manual_seed(1)
     nexts = torch.randint(model.vocab_size, (model.vocab_size, NUM_NEXT), generator=generator)
