@@ -60,5 +60,8 @@ def test_a_gradient_that_is_not_averaged_ends_the_run_on_all_processes(
     tmp_path: Path, what: str, name: str
 ) -> None:
     found = run_ranks(2, fit, tmp_path, what)
-    assert found[0] == found[1]
-    assert f"BackendError at 4: The gradient of {name} is not averaged" in found[0]
+    error = f"BackendError: The gradient of {name} is not averaged"
+    own, heard = error.replace(":", " at 4:", 1), "RunFailed at 4: another process failed. process "
+    assert any(text.startswith(own) for text in found)
+    # The second to come there may hear of the first before it looks at its own gradients.
+    assert all(text.startswith(own) or (text.startswith(heard) and error in text) for text in found)
