@@ -229,11 +229,20 @@ class ChatTemplate:
 
 def _writes(message: Mapping[str, Any], answer: str) -> bool:
     """Return whether an answer has the text, the thinking and the called tools of a message."""
-    calls = [*(message.get("tool_calls") or ()), message.get("function_call") or {}]
-    names = [(call.get("function") or call).get("name") for call in calls]
-    parts = [*names, *(message.get(key) for key in ("content", "reasoning_content", "thinking"))]
+    calls = message.get("tool_calls") or []
+    calls = [*(calls if isinstance(calls, list) else [calls]), message.get("function_call")]
+    names = [name for call in calls if (name := _name_of(call)) is not None]
+    texts = [message.get(key) for key in ("content", "reasoning_content", "thinking")]
+    parts = [*names, *(text for text in texts if isinstance(text, str))]
     found = "".join(answer.split())
-    return all("".join(part.split()) in found for part in parts if isinstance(part, str))
+    return all(isinstance(part, str) and "".join(part.split()) in found for part in parts)
+
+
+def _name_of(call: Any) -> Any:
+    """Return the name of a called tool; None if it has none."""
+    if isinstance(call, Mapping):
+        call = call.get("function") or call
+    return call.get("name") if isinstance(call, Mapping) else call
 
 
 def _plain(turns: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, str]]:

@@ -205,6 +205,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "image": (chat(message("user", [{"type": "image"}]), ANSWER), "part of the type 'image'"),
     "parts": (chat(message("user", ["a"]), ANSWER), "must be objects with 'type' and 'text'"),
     "content": (chat({"role": "user"}), "no 'content'; it has: role. Set .*message_content_key"),
+    "call": (chat(USER, CALL | {"tool_calls": [{"function": "f"}]}), "omits or changes a message"),
+    "calls": (chat(USER, CALL | {"tool_calls": '[{"name": "f"}]'}), "omits or changes a message"),
+    "object": ({"messages": USER | {"name": None}}, "must have a list of messages, got dict"),
     "text": ({"messages": "a"}, "must have a list of messages, got str. Choose another column"),
 }
 
@@ -218,10 +221,21 @@ def test_what_no_row_can_be_made_of_is_skipped(
     given = {"task": "chat", "streaming": streaming}
     with pytest.raises(ConfigError, match=f"no row .*{what}.*row 0"):
         [*make(tmp_path, tokenizer, [row], **given).dataset]
-    if name != "text":  # a column of a table has one type
+    if name not in ("object", "text"):  # a column of a table has one type
         made = make(tmp_path, tokenizer, [chat(USER, ANSWER), row], **given)
         assert texts_of(made) == ["[user]a<eos>[assistant]b"]
         assert "1 skipped: " in caplog.text
+
+
+def test_other_keys_do_not_replace_the_named_ones(tmp_path: Path, tokenizer: str) -> None:
+    names = {"message_role_key": "from", "message_content_key": "value"}
+    call = {**CALL, "from": "gpt", "value": "b", "role": "model", "content": "c"}
+    rows = [chat({"from": "human", "value": "a", "role": "x", "content": "y"}, call)]
+
+    made = make(tmp_path, tokenizer, rows, task="chat", chat_template=TOOLS, **names)
+
+    assert texts_of(made) == ['[user]a<eos>[assistant]b(f {"x": 1})']
+    assert learned(made) == ['b(f {"x": 1})<eos>']
 
 
 @BOTH

@@ -388,7 +388,7 @@ class FolderState:
                 names = sorted(_names(folder))
             except OSError as error:
                 why = reason_of(error)
-                raise self._changed(folder, f"cannot be listed any more ({why})") from (error)
+                raise self._changed(folder, f"cannot be listed any more ({why})") from error
             for name in names:
                 path = os.path.join(folder, name)
                 before = known.pop(path, None)

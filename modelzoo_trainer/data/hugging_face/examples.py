@@ -183,7 +183,8 @@ class ReadTurns:
         """Return what a message has besides role and text, for the template; None = nothing."""
         if role != "tool" and not any(message.get(key) for key in _BESIDE_TEXT):
             return None
-        keys = self.columns.message_role_key, self.columns.message_content_key
+        columns = self.columns
+        keys = columns.message_role_key, columns.message_content_key, "role", "content"
         return {
             key: _without_none(value)
             for key, value in message.items()
@@ -193,7 +194,8 @@ class ReadTurns:
 
 def _listed(value: Any, column: str) -> list[Any]:
     """Return a list of messages."""
-    if isinstance(value, Mapping):  # a feature `Sequence` of objects is an object of lists
+    is_lists = isinstance(value, Mapping) and all(isinstance(one, list) for one in value.values())
+    if is_lists:  # a feature `Sequence` of objects is an object of lists
         value = [dict(zip(value, one, strict=True)) for one in zip(*value.values(), strict=False)]
     if not isinstance(value, list):
         raise ConfigError(

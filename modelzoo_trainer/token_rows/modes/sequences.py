@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -50,15 +49,6 @@ class Tokenized(NamedTuple):
 def document_turns(document: Document) -> tuple[Turn, ...]:
     """Return the turns of a document."""
     return turns_of(document.content, document.file)
-
-
-@contextmanager
-def naming(document: Document) -> Iterator[None]:
-    """Context manager: errors name the document."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{document.where}: {error}") from error
 
 
 def text_of(region: Region, document: Document) -> str:

@@ -90,7 +90,7 @@ class WholeAnswers:
 
     1. The row ends with the last answer that fits.
     2. If none fits, the prompts before the first one are cut, the longest first, as far as needed;
-       each keeps at least one token, and what ends it.
+       each keeps at least one token.
     3. If the answer does not fit even so, it loses its end; the prompts then keep at most half of
        the row.
 
@@ -107,7 +107,8 @@ class WholeAnswers:
             owners, is_end: (n,). Returns: (at most `length`,) int64.
         """
         counts = np.isin(owners, np.flatnonzero(is_answer))
-        owners = np.where(is_end & ~counts, _STRUCTURE, owners)
+        if not self.keeps_end:  # else a prompt keeps its end anyway
+            owners = np.where(is_end & ~counts, _STRUCTURE, owners)
         stops = [int(np.flatnonzero(owners == turn)[-1]) + 1 for turn in np.unique(owners[counts])]
         fitting = [stop for stop in stops if stop <= length]
         if fitting or not stops:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from modelzoo_trainer.token_rows.modes.finetuning import FinetuningMode
+from modelzoo_trainer.token_rows.modes.sequences import NO_TURN
 from modelzoo_trainer.token_rows.modes.truncation import WholeAnswers
 from tests.token_rows.toys import EOS, SEP, documents_of, encoded, named, settings_of, text
 
@@ -134,3 +136,15 @@ def test_what_ends_an_answer_that_is_cut_is_not_learned(words):
     assert row["input_ids"][:size] == [20, SEP, 30, 31, EOS, 21, SEP, 40]
     assert row["attention_mask"][:size] == [0, 1, 1, 0, 0, 0, 1, 1]
     assert stats.answers_cut == 1
+
+
+@pytest.mark.parametrize("length", range(4, 15))
+def test_prompts_that_keep_their_ends_are_cut_as_in_earlier_releases(length):
+    owners = np.array([NO_TURN, 0, 0, NO_TURN, 1, 1, 1, 1, 1, NO_TURN, 2, 2, 2, 2, 2])
+    is_end = np.zeros(len(owners), bool)
+    is_end[[8, -1]] = True
+    known, plain = (
+        WholeAnswers(True).kept(owners, ends, [False, False, True], length)
+        for ends in (is_end, np.zeros_like(is_end))
+    )
+    np.testing.assert_array_equal(known, plain)
