@@ -2,7 +2,7 @@
 
 python benchmarks/adam.py [--device cpu] [--rounds 60] [--width 512] [--layers 4]
 
-The parameters are those of a stack of layers with matrices and biases. The three optimizers step in
+The parameters are matrices and biases, as in a stack of layers. The three optimizers step in
 turns, with one thread; the table shows the lower quartile of the rounds in milliseconds. `default`
 is what torch chooses; `fused` are its fused kernels, which runs on a GPU use. With weight decay,
 eps before the correction reads and writes the parameters once more than the fused kernel.

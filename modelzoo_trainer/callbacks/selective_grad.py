@@ -48,10 +48,10 @@ _METHODS: Final[dict[str, Callable[[Tensor], Tensor]]] = {"outlier": outlier_mas
 class SelectiveGrad(Callback):
     """Train only selected weights of some parameters; the others stay unchanged, bit by bit.
 
-    They are selected when the first fit starts, from the weights at that time; those of a parameter
-    that is added or unfrozen later, before its first step. The gradients of the others are zeroed
-    before clipping, and any remaining update of the optimizer, such as weight decay, is undone.
-    Parameters that match no entry train as usual.
+    The weights are selected when the first fit starts, from their values at that time. If a
+    parameter is added or unfrozen later, its weights are selected before its first step. The
+    gradients of the other weights are zeroed before clipping, and any remaining update of the
+    optimizer, such as weight decay, is undone. Parameters that match no entry train as usual.
 
     Args:
         selective_grads: One or more entries: mappings with `param_filter`, one or more parameter

@@ -1,4 +1,4 @@
-"""The length of samples that a data processor leaves out: that of the model."""
+"""The default length of samples: the length of the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAIR_LENGTHS: Final = {
     "tgt_max_sequence_length": "tgt_max_position_embeddings",
 }
 NO_LIMIT: Final = 2**31 - 1
-"""What models say that have no limit."""
+"""The value of models without a limit."""
 
 _MODEL: ContextVar[Any] = ContextVar("model_of_the_data", default=None)
 
@@ -35,7 +35,7 @@ def lengths_of(model: Any) -> Iterator[None]:
 
 
 def model_length(argument: str, owner: str) -> int | None:
-    """Return the model's length for an argument that is left out, and log it.
+    """Return the model's length as the default of an argument, and log it.
 
     None if no model is known, or it has no limit. `owner`: the data, for the log.
     """

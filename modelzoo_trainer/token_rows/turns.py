@@ -37,7 +37,7 @@ class Turn(NamedTuple):
     role: str
     regions: tuple[Region, ...]
     message: Mapping[str, Any] | None = None
-    """What a message has besides role and text, such as calls of tools, for the chat template."""
+    """Other keys of a message, such as calls of tools, for the chat template."""
 
 
 def turns_of(returned: Any, where: str) -> tuple[Turn, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
@@ -14,7 +14,6 @@ from modelzoo_trainer.errors import ConfigError
 
 _LANGUAGE: Final = ("text", "chat", "instruction")
 _TOKENIZED: Final = (*_LANGUAGE, "preference", "classification")
-OF_ROWS: Final = ("tokenizer", "max_sequence_length")
 _USED_BY: Final[Mapping[str, tuple[Task, ...]]] = {
     "text_column": ("text", "classification"),
     "text_pair_column": ("classification",),
@@ -48,18 +47,15 @@ _USED_BY: Final[Mapping[str, tuple[Task, ...]]] = {
 }
 
 
-def check_use(
-    given: Mapping[str, Any], defaults: Mapping[str, Any], needed: Sequence[str] = OF_ROWS
-) -> None:
-    """Check that all arguments have an effect with the task, and that those it needs are given.
+def check_use(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Check that all arguments have an effect with the task, and that a tokenizer is given.
 
     Args:
         given: All arguments by name.
         defaults: Those that a call may omit.
-        needed: Those that rows of tokens need.
 
     Raises:
-        ConfigError: If one that is not at its default has none, or one is missing.
+        ConfigError: If one that is not at its default has none, or the tokenizer is missing.
     """
     task = given["task"]
     for key, tasks in _USED_BY.items():
@@ -68,9 +64,8 @@ def check_use(
                 f"{OWNER}.{key} has no effect with task {task}, only with "
                 f"{', '.join(tasks)}. Remove it, or set task."
             )
-    for key in needed:
-        if task in _TOKENIZED and given[key] is None:
-            raise ConfigError(f"{OWNER}.{key} is missing, which task {task} requires. Set it.")
+    if task in _TOKENIZED and given["tokenizer"] is None:
+        raise ConfigError(f"{OWNER}.tokenizer is missing, which task {task} requires. Set it.")
     if given["separator"] != defaults["separator"] and given["chat_template"] is not None:
         raise ConfigError(
             f"{OWNER}.separator has no effect with chat_template, which separates a prompt from "

@@ -172,9 +172,9 @@ def _reason(error: ConfigError, stats: Stats) -> str:
 def identity_of(settings: EncodingSettings, tokenizer: Tokenizer) -> str:
     """Return a digest of all that decides which rows a dataset has."""
     given = asdict(settings)
-    if settings.truncation == "keep_start":  # not rows of before prompts kept their ends
+    if settings.truncation == "keep_start":  # earlier rows lack the ends of prompts
         given["truncation"] = "keep_start with ends"
-    if settings.task == "chat":  # not rows of before chats in any order were used
+    if settings.task == "chat":  # earlier rows lack some chats
         given["task"] = "chat in any order"
     known = [tokenizer.eos_id, tokenizer.pad_id, dict(tokenizer.tokens)]
     content = json.dumps([given, tokenizer.engine.to_str(), known], sort_keys=True)

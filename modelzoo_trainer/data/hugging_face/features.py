@@ -44,7 +44,7 @@ _MASKS: Final[Mapping[str, str]] = {
     "decoder_input_ids": "decoder_attention_mask",
     "decoder_inputs_embeds": "decoder_attention_mask",
 }
-"""The mask of the padding of an argument; of several with one mask, the first."""
+"""The mask for the padding of each argument. The first one that is padded makes it."""
 _FILL: Final[Mapping[str, float]] = {
     "input_ids": 0,
     "decoder_input_ids": 0,

@@ -56,7 +56,7 @@ from modelzoo_trainer.data.hugging_face.tokenizer import (
     missing_tokenizer,
     require_tokens,
 )
-from modelzoo_trainer.data.model_length import LENGTH, model_length
+from modelzoo_trainer.data.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.data.processor import (
     DataProcessor,
     ShuffleSeed,
@@ -146,15 +146,15 @@ class HuggingFaceDataProcessor(DataProcessor):
 
     Shapes:
         A batch: `input_ids`, `attention_mask` (which labels count: for `chat` and `instruction`
-        those of the answers) and `labels` (the next tokens), (B, max_sequence_length), int32; with
+        only answers) and `labels` (the next tokens), (B, max_sequence_length), int32; with
         `packing` also `attention_span` and `position_ids`. For `preference`: the first three with
         `chosen_` and `rejected_` in front, for the model `dpo`. For `classification`: `input_ids`,
         `attention_mask` (which positions are tokens), with a second text `token_type_ids`, and
         `labels` (B,), int64. For `features`: the arguments in `feature_columns`, int64 or float32.
 
     Raises:
-        ConfigError: If a file, split, column or chat template is missing, the dataset is empty, or
-            a row is not what the task reads.
+        ConfigError: If a file, split, column or chat template is missing, no row can be used, or a
+            row of `features` is invalid.
     """
 
     @checked()
@@ -208,8 +208,6 @@ class HuggingFaceDataProcessor(DataProcessor):
         prefetch_factor: Size | None = None,
         persistent_workers: Flag = False,
     ) -> None:
-        if max_sequence_length is None and task != "features":
-            max_sequence_length = model_length("max_sequence_length", type(self).__name__)
         given = {key: value for key, value in locals().items() if key != "self"}
         check_use(given, _defaults())
         self.options = loading_options(given)
@@ -221,7 +219,11 @@ class HuggingFaceDataProcessor(DataProcessor):
             features = feature_settings(given)
             self.dataset = open_features(self.load(source), features, self.options, source)
             return
-        assert tokenizer is not None and max_sequence_length is not None  # noqa: PT018  # checked
+        assert tokenizer is not None  # checked
+        max_sequence_length = given_or_model_length(
+            max_sequence_length, "max_sequence_length", type(self).__name__
+        )
+        given["max_sequence_length"] = max_sequence_length
         self.tokenizer = self.create_tokenizer(tokenizer, eos_token, pad_token)
         require_tokens(self.tokenizer, tokenizer, task)
         self._fit_check = FitCheck(tokenizer, self.tokenizer.vocab_size, max_sequence_length)
@@ -293,7 +295,7 @@ class HuggingFaceDataProcessor(DataProcessor):
         """
         defaults = _defaults()
         given = defaults | arguments
-        check_use(given, defaults, ("tokenizer",))  # a length may be that of the model
+        check_use(given, defaults)
         loading_options(given)
         lacks = source_of(given).check()
         if given["task"] == "features":

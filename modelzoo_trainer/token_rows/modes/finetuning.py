@@ -253,14 +253,14 @@ class FinetuningMode:
 
 
 def _without_some(owners: Array, kept: Array, is_answer: Sequence[bool]) -> Array:
-    """Return the answers of which some tokens are not kept."""
+    """Return the answers that lose tokens."""
     is_out = np.ones(len(owners), bool)
     is_out[kept] = False
     return np.intersect1d(owners[is_out], np.flatnonzero(is_answer))
 
 
 def _is_empty(turns: Sequence[Turn], texts: Sequence[Sequence[str]]) -> bool:
-    """Return whether a message has no text, and nothing besides, or there is no message."""
+    """Return whether there are no messages, or one has neither text nor anything else."""
     is_empty = [
         bool(regions) and not turn.message and not "".join(regions).strip()
         for turn, regions in zip(turns, texts, strict=True)

@@ -20,7 +20,7 @@ NO_TURN: Final = -1
 class Place(NamedTuple):
     """Characters start to stop, which belong to a turn and have a weight in the loss.
 
-    Those from `end` on end the turn, instead of being its content; None = there are none.
+    Characters from `end` on are not content, they end the turn; None = there are none.
     """
 
     start: int

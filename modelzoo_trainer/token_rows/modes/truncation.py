@@ -23,8 +23,8 @@ _STRUCTURE: Final = -2
 class Truncation:
     """Setting `dataset.truncate_to_msl`, as published.
 
-    Prompts are cut, longest first, to `max_turn_length`, then answers at their end. What ends a
-    turn that others follow stays. A document that still does not fit is skipped.
+    Prompts are cut, longest first, to `max_turn_length`, then answers at their end. The token that
+    ends a turn stays if other turns follow. A document that still does not fit is skipped.
     """
 
     is_on: bool = False
@@ -58,8 +58,8 @@ class Truncation:
 
         Args:
             owners: Index of the turn of each token; negative = of none, which is always kept.
-            is_end: Whether it ends its turn, and so is kept, except that of an answer after which
-                nothing follows.
+            is_end: Whether it ends its turn, and so is kept, unless the turn is an answer at the
+                end of the document.
             is_answer: Of each turn, whether it is an answer, not a prompt.
             length: Tokens to keep, fewer than there are.
 
