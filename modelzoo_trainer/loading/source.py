@@ -332,7 +332,8 @@ def _first_values(tensor: Tensor) -> Tensor:
     """Return copies of the first values, without a copy of the rest."""
     while tensor.dim() > 1 and len(tensor) and tensor[0].numel() >= _NUM_COMPARED:
         tensor = tensor[0]
-    return tensor[:_NUM_COMPARED].reshape(-1)[:_NUM_COMPARED].clone()
+    rows = tensor[:_NUM_COMPARED] if tensor.dim() else tensor
+    return rows.reshape(-1)[:_NUM_COMPARED].clone()
 
 
 def _checksum_of(heads: Iterable[Head]) -> int:

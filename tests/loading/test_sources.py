@@ -323,6 +323,7 @@ def test_a_checksum_is_computed_when_it_is_saved_of_the_values_as_they_were_fetc
     [
         lambda batch: batch.t(),
         lambda batch: batch.bfloat16(),
+        lambda batch: batch.bfloat16().sum(),
         lambda batch: batch.clone().requires_grad_(),
         lambda batch: torch.view_as_complex(batch.reshape(-1, 2)).conj(),
         lambda batch: torch.view_as_complex(batch.reshape(-1, 2)).conj().imag,
