@@ -73,6 +73,7 @@ class ModelEvalMetrics(Callback):
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
         for part, state in self._before_padding:
+            part._buffers.update(state.pop("_buffers"))  # others keep this dictionary
             vars(part).update(state)
         self._before_padding = []
         own = getattr(trainer.model, "validation_means", None)

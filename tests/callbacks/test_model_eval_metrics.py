@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -132,3 +134,25 @@ def test_a_validation_that_was_cut_short_logs_none(make, history, measured, num,
     assert len(history.of("validate_0/accuracy")) == logged
     assert len(history.of("validate_0/highest")) == logged
     assert trainer.model.highest.value == -1
+
+
+def test_buffers_of_a_metric_stay_where_others_look_for_them_after_a_padding_batch():
+    class Total(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(()))
+
+        def compute(self):
+            return self.total
+
+        def reset(self) -> None:
+            self.total.zero_()
+
+    metric, means = Total(), ModelEvalMetrics()
+    model, table = nn.Sequential(metric), metric._buffers
+    trainer = SimpleNamespace(model=model, is_padding=True)
+    means.on_validate_step_start(trainer, model, None)
+    metric.total += 7
+    means.on_validate_step_end(trainer, model, {}, None)
+    assert metric._buffers is table
+    assert metric.total == table["total"] == 0
