@@ -125,7 +125,7 @@ class _Checking:
         self._mode = mode or next((one for one in _PREFERRED if self._has(place, one)), None)
         self._method = None if self._mode is None else MODES[self._mode]
         self._problems = problems
-        self._model: Component | None = None  # found by `_init`
+        self._model: Component | None = None  # found by `_init`; None = it has problems
 
     @staticmethod
     def _has(place: Place, mode: str) -> bool:
@@ -160,8 +160,10 @@ class _Checking:
         given = {key: inner for key, inner in place.pairs() if not is_null(inner.node)}
         init = self._plain(given)
         if "model" in given:
-            self._model = check_model(given["model"], names, problems)
-            init |= {} if self._model is None else {"model": self._model}
+            num_before = problems.num_added
+            model = check_model(given["model"], names, problems)
+            init |= {} if model is None else {"model": model}
+            self._model = model if problems.num_added == num_before else None
         init |= self._optimizer(place, given)
         init |= self._fixed(place, given)
         callbacks, loggers = given.get("callbacks"), given.get("loggers")

@@ -127,6 +127,22 @@ def test_a_length_that_is_given_is_kept(names: Any, tmp_path: Path) -> None:
     assert not found.notes
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "dpo"},
+        {"name": "hf_causal_lm", "config": {"model_type": "gpt2"}, "revision": "main"},
+    ],
+)
+def test_a_model_with_problems_is_not_asked(
+    names: Any, tmp_path: Path, model: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(names, tmp_path, model)
+    assert all(line.startswith("f.yaml:1:") for line in str(caught.value).splitlines())
+    assert "trainer.init.model" in str(caught.value)
+
+
 def test_both_lengths_of_pairs_are_those_of_the_model(names: Any, tmp_path: Path) -> None:
     (tmp_path / "vocab").write_text("a\n")
     (tmp_path / "meta.dat").write_text("")
