@@ -19,6 +19,7 @@ import torch
 
 from modelzoo_trainer import CheckpointError, checkpointing
 from modelzoo_trainer.checkpointing import BackgroundSaver, frozen_memory
+from modelzoo_trainer.checkpointing.background import HostBuffer
 from modelzoo_trainer.checkpointing.frozen_memory import (
     PAGE,
     are_private,
@@ -82,10 +83,25 @@ def saver(tmp_path):
         saver._process.close()
 
 
+@pytest.fixture
+def copied(monkeypatch):
+    """Return a list with the size of every state that is copied instead, in bytes."""
+    sizes, copy = [], HostBuffer.copy
+
+    def measured(buffer, tensors):
+        found = copy(buffer, tensors)
+        sizes.append(buffer.num_bytes)
+        return found
+
+    monkeypatch.setattr(HostBuffer, "copy", measured)
+    return sizes
+
+
 def start(saver, tmp_path, state):
     saver.save(tmp_path / "first", state, step=0)
     saver.wait()
     assert saver._process is not None
+    assert saver._buffer.num_bytes == 0  # freed
     return saver._process
 
 
@@ -93,7 +109,7 @@ def start(saver, tmp_path, state):
 
 
 @needs_protection
-def test_nothing_that_is_written_afterwards_in_any_way_is_in_the_file(tmp_path, saver):
+def test_nothing_that_is_written_afterwards_in_any_way_is_in_the_file(tmp_path, saver, copied):
     state = make_state()
     start(saver, tmp_path, state)
     every = state["model"]
@@ -110,7 +126,7 @@ def test_nothing_that_is_written_afterwards_in_any_way_is_in_the_file(tmp_path, 
         state["list"].append(step)
         with Path("/dev/zero").open("rb", buffering=0) as zero:  # a write by the kernel
             assert zero.readinto(memoryview(view).cast("B")[MIB : 2 * MIB]) == MIB
-        assert saver._buffer.num_bytes == 0
+        assert len(copied) == 1  # the first save
         assert saver.wait() == [tmp_path / f"c_{step}"]
         found = checkpointing.load(tmp_path / f"c_{step}")
         assert all(torch.equal(found["model"][name], expected[name]) for name in expected)
@@ -118,7 +134,7 @@ def test_nothing_that_is_written_afterwards_in_any_way_is_in_the_file(tmp_path, 
 
 
 @needs_protection
-def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path, saver):
+def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path, saver, copied):
     tied = torch.rand(MIB)
     flat = torch.rand(MIB)
     state = make_state() | {
@@ -132,7 +148,7 @@ def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path, saver):
     start(saver, tmp_path, state)
     checkpointing.save(tmp_path / "a" / "c", state, step=1, facts={"x": 1})
     saver.save(tmp_path / "b" / "c", state, step=1, facts={"x": 1})
-    assert saver._buffer.num_bytes == 0
+    assert len(copied) == 1  # the first save
     saver.wait()
     first = {file.name: file.read_bytes() for file in (tmp_path / "a/c").iterdir()}
     assert first == {file.name: file.read_bytes() for file in (tmp_path / "b/c").iterdir()}
@@ -162,7 +178,7 @@ def test_a_part_of_a_checkpoint_of_several_ranks_is_frozen_too(tmp_path, saver):
 
 @needs_protection
 @pytest.mark.parametrize("kind", ["shared", "other process", "file", "turned", "small"])
-def test_what_cannot_be_frozen_is_copied(tmp_path, kind):
+def test_what_cannot_be_frozen_is_copied(tmp_path, copied, kind):
     least = 1 << 30 if kind == "small" else 0
     saver = BackgroundSaver(least_frozen=least)
     file = tmp_path / "weights"
@@ -178,21 +194,22 @@ def test_what_cannot_be_frozen_is_copied(tmp_path, kind):
     for step in range(3):
         saver.save(tmp_path / f"c_{step}", state, step=step)
         state["model"]["w"].add_(1)
-        assert saver._buffer.num_bytes >= 4 * MIB
+        assert len(copied) == step + 1
+        assert copied[-1] >= 4 * MIB
         saver.wait()
         found = checkpointing.load(tmp_path / f"c_{step}")["model"]["w"]
         assert found.unique().tolist() == [step]
 
 
 @needs_protection
-def test_a_tensor_at_another_place_is_copied_once(tmp_path, saver):
+def test_a_tensor_at_another_place_is_copied_once(tmp_path, saver, copied):
     start(saver, tmp_path, make_state())
     state = make_state(5, mib=7)
     saver.save(tmp_path / "c_1", state, step=1)
-    assert saver._buffer.num_bytes > 0
+    assert len(copied) == 2
     saver.wait()
     saver.save(tmp_path / "c_2", state, step=2)
-    assert saver._buffer.num_bytes == 0
+    assert len(copied) == 2
     saver.wait()
     assert checkpointing.load(tmp_path / "c_2")["model"]["0"].unique().tolist() == [5]
 
