@@ -335,6 +335,8 @@ def test_an_error_of_the_operating_system_is_1_in_one_line(start):
     assert process.returncode == 1
     assert err.splitlines() == [
         "FileNotFoundError: [Errno 2] No such file or directory: 'no_such_file' "
+        "(raised by trainer.fit.train_dataloader (params.yaml:14:5), in "
+        "zoo_lost.Lost.create_dataloader: correct this class, or its arguments in the file) "
         "(raised in DataLoaderCallback.on_enter_fit at global_step 0)"
     ]
 

@@ -241,7 +241,9 @@ def test_a_state_of_the_loaders_own_serves_as_many_processes_alone(tmp_path: Pat
     run = {"state": merged(first), "num_epochs": 1}
     [second] = by_run(run_ranks(3, train, tmp_path / "second", with_state, [run]))
     assert [part["seen"][0][1] for part in second] == [[1.0], [101.0], [201.0]]
-    assert all("state for each of 2 data shards" in part["warnings"][0] for part in second)
+    assert all(
+        "state of train_dataloader for 2 data shards" in part["warnings"][0] for part in second
+    )
 
 
 def divided(rank: int, count: int) -> DataLoader[Any]:

@@ -89,7 +89,7 @@ def test_a_check_says_which_data_is_missing_and_what_has_no_effect(tmp_path, cap
     write_latents(tmp_path / "train", 3, 2)
     model = {"encoder_nonlinearity": "gelu", "reverse_process": {"batch_size": 3}}
     code, said = run(tmp_path, capsys, model, "check")
-    assert code == 0
+    assert code == 2
     assert "encoder_nonlinearity: no effect" in said
     assert "reverse_process: no effect" in said
     assert f"needs data: data_dir '{tmp_path}/val' does not exist" in said.splitlines()[-1]
