@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -16,8 +17,8 @@ import xxhash
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import FileRecord
-from modelzoo_trainer.errors import CheckpointError, reason_of
-from modelzoo_trainer.stores.reading import complete
+from modelzoo_trainer.errors import CheckpointError, StoreError, reason_of
+from modelzoo_trainer.stores.reading import opened
 
 CHUNK: Final = 1 << 22  # bytes per read, hashed while they are in the cache
 NUM_AHEAD: Final = 8  # chunks read ahead
@@ -145,12 +146,11 @@ def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]
             content.
         StoreError: If it must be downloaded, and the store cannot be read.
     """
-    if record is not None:
-        complete(path.parent, {path.name: record})
     try:
         if path.is_symlink():
             raise ValueError("it is a symbolic link, not a regular file")
-        fd = disk.open_old(path)
+        files = {} if record is None else {path.name: record}
+        fd = opened(path.parent, files, partial(disk.open_old, path))
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -158,6 +158,8 @@ def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]
             yield CheckedFile(fd, status.st_size, record)
         finally:
             disk.close(fd)
+    except StoreError:
+        raise
     except OSError as error:
         raise CheckpointError(
             f"{str(path)!r} cannot be read: {reason_of(error)}. Check that it exists and is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from modelzoo_trainer.checkpointing.manifest import (
 from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardedTensor
 from modelzoo_trainer.checkpointing.sharded import as_saved, dtype_of, narrowed, read_index
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.stores.reading import complete
+from modelzoo_trainer.stores.reading import opened
 
 _MODEL: Final = ("model",)  # keys of the state
 _AVERAGE: Final = ("callbacks", "ModelEma", "average")
@@ -90,12 +91,12 @@ class _VerifiedFiles:
         """
         if name not in self._opened:
             record = record_of_name(self.manifest.files, name)
-            complete(self._path, {name: record})
-            opened = open_weights(self._path / name)
-            problems = problems_of_file(self._path / name, record)
+            path = self._path / name
+            weights = opened(self._path, {name: record}, partial(open_weights, path))
+            problems = problems_of_file(path, record)
             if problems:
                 raise CheckpointError(f"{problems[0]}. Use another checkpoint.")
-            self._opened[name] = opened
+            self._opened[name] = weights
         return self._opened[name]
 
     def with_tensor(self, file: str, name: str) -> LazyWeights:

@@ -234,29 +234,32 @@ def listing_problems(path: Path, manifest: Manifest) -> list[str]:
     In the local copy of an object store, files may be missing: they are downloaded when needed.
     """
     try:
-        found = {entry.name: entry for entry in path.iterdir() if entry.name != MANIFEST}
+        names = {entry.name for entry in path.iterdir()} - {MANIFEST}
     except OSError as error:
         return [f"{str(path)!r} cannot be read: {error.strerror or error}"]
     known = manifest.files
-    missing = sorted(known.keys() - found.keys())
-    if missing and is_in_mirror(path):
-        missing = []
-    problems = [f"{name!r} is missing" for name in missing]
-    problems += [f"{name!r} is not in the manifest" for name in sorted(found.keys() - known.keys())]
-    for name in sorted(known.keys() & found.keys()):
-        problem = _problem(found[name], known[name].size_bytes)
+    unknown = sorted(names - known.keys())
+    problems = [f"{name!r} is not in the manifest" for name in unknown]
+    missing = sorted(known.keys() - names)
+    for name in sorted(known.keys() & names):
+        try:
+            problem = _problem((path / name).lstat(), known[name].size_bytes)
+        except FileNotFoundError:  # removed in the meantime
+            missing.append(name)
+            continue
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
         if problem is not None:
             problems.append(f"{name!r} {problem}")
+    if missing and not is_in_mirror(path):
+        problems = [*(f"{name!r} is missing" for name in missing), *problems]
     return problems
 
 
-def _problem(file: Path, num_bytes: int) -> str | None:
-    try:
-        if file.is_symlink() or not file.is_file():
-            return "is not a regular file"
-        size = file.stat().st_size
-    except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
+def _problem(status: os.stat_result, num_bytes: int) -> str | None:
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    size = status.st_size
     return None if size == num_bytes else f"has {size} bytes, expected {num_bytes}"
 
 

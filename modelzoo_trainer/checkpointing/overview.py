@@ -67,7 +67,7 @@ def tensor_table(path: Path, manifest: Manifest) -> list[TensorRow]:
     rows = []
     complete(path, manifest.files)
     for file in sorted(name for name in manifest.files if name.endswith(SUFFIX)):
-        with open_checked(path / file, None) as opened:
+        with open_checked(path / file, manifest.files[file]) as opened:
             header = read_header(opened, opened.size)
         for name, entry in header.tensors.items():
             full = f"{file.removesuffix(SUFFIX)}.{name}"

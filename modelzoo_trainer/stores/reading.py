@@ -6,11 +6,11 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from urllib.parse import quote
 
 from modelzoo_trainer.errors import CheckpointError, DamagedObject, NoSuchObject, StoreError
@@ -22,6 +22,9 @@ log = logging.getLogger("modelzoo_trainer.stores")
 
 _NUM_THREADS: Final = 4
 _POLL_S: Final = 0.05
+_NUM_TRIES: Final = 10
+
+T = TypeVar("T")
 
 
 class FileRecord(Protocol):
@@ -82,6 +85,33 @@ def complete(path: Path, files: Mapping[str, FileRecord]) -> None:
             mirror.url_of(name),
             time.perf_counter() - begin,
         )
+
+
+def opened(path: Path, files: Mapping[str, FileRecord], open_files: Callable[[], T]) -> T:
+    """Complete a checkpoint and return what a function opens of it.
+
+    The uploads of a run bound the local copy, and may remove a file before it is opened. It is
+    downloaded again then.
+
+    Args:
+        path: The checkpoint.
+        files: Entries of its manifest, of the files that are opened.
+        open_files: Opens them, and keeps them open.
+
+    Raises:
+        CheckpointError, StoreError: As `complete`.
+        Exception: Whatever `open_files` raises although no file is missing.
+    """
+    complete(path, files)
+    for _ in range(_NUM_TRIES):
+        try:
+            return open_files()
+        except (OSError, CheckpointError) as error:
+            is_here = all((path / name).exists() for name in files)
+            if is_here and not isinstance(error, FileNotFoundError):
+                raise
+            complete(path, files)
+    return open_files()
 
 
 def _fetch(mirror: Mirror, name: str, target: Path, record: FileRecord) -> None:

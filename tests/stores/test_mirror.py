@@ -3,12 +3,17 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.distributed import load_into, save_sharded
+from modelzoo_trainer.checkpointing.lazy_checkpoint import open_model
+from modelzoo_trainer.checkpointing.manifest import read_manifest
+from modelzoo_trainer.checkpointing.overview import tensor_table
 from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
 from modelzoo_trainer.stores.cache import bound
 from modelzoo_trainer.stores.mirror import Mirror, mirror_of, open_mirror
@@ -283,6 +288,46 @@ def test_two_newest_copies_stay_by_default(machine: Machine) -> None:
     pusher = push(one)
     bound(one, pusher.record, None)
     assert [len(files_in(path)) > 1 for path in paths] == [False, True, True]
+
+
+READERS = {
+    "load": lambda path: checkpointing.load(path)["model"]["w"],
+    "load_into": lambda path: load_into(path, {})["model"]["w"],
+    "open_model": lambda path: open_model(path).read("w"),
+    "tensor_table": lambda path: torch.zeros(tensor_table(path, read_manifest(path))[0].shape),
+    "verify": lambda path: torch.zeros((2, 3)) if not checkpointing.verify(path) else None,
+}
+
+
+@pytest.mark.parametrize("save_as", [checkpointing.save, save_sharded])
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_a_copy_that_is_removed_before_it_is_opened_is_downloaded_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, read: Any, save_as: Any
+) -> None:
+    """The uploads of a run bound its local copy while it, or another program, reads."""
+    one = machine("one")
+    for step in (1, 2):
+        save_as(one.path / f"checkpoint_{step}", STATE, step=step)
+    pusher = push(one)
+    path = one.path / "checkpoint_1"
+    expected = read(path)
+    removed = set()
+
+    def before(function: Any) -> Any:
+        def call(file: Path) -> Any:
+            is_first = file.parent == path and file.name != "manifest.json"
+            if is_first and (function, file) not in removed:
+                removed.add((function, file))
+                bound(one, pusher.record, 0)
+            return function(file)
+
+        return call
+
+    monkeypatch.setattr(disk, "open_old", before(disk.open_old))
+    for name in ("is_file", "lstat"):
+        monkeypatch.setattr(Path, name, before(getattr(Path, name)))
+    assert torch.equal(read(path), expected)
+    assert removed
 
 
 def test_metrics_and_logs_follow(machine: Machine) -> None:
