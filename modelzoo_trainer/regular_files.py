@@ -89,7 +89,10 @@ def read_bytes(path: Path, *, most: int = _MOST, inside: Path | None = None) -> 
         OSError: If it is not a regular file, cannot be read or is larger.
     """
     with open_regular(path, inside=inside) as file:
-        content = file.read(most + 1)
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(most, size) + 1)  # reserves as much memory
+        if len(content) > size:  # it has grown, or its size is not known
+            content += file.read(most + 1 - len(content))
     if len(content) > most:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return content

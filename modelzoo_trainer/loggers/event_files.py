@@ -60,7 +60,8 @@ def cut(file: Path, start: int, stop: int, step: int) -> list[Value]:
 
 
 def _records(content: bytes) -> Iterator[tuple[bytes, Any]]:
-    """Yield the records of an event file, with the event in each, up to an incomplete one."""
+    """Yield the records of an event file, with the event in each, up to a damaged one."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event
 
     parse: Callable[[bytes], Any] = Event.FromString
@@ -71,5 +72,9 @@ def _records(content: bytes) -> Iterator[tuple[bytes, Any]]:
         end = first + num_bytes + _TAIL_BYTES
         if end > len(content):
             return
-        yield content[at:end], parse(content[first : first + num_bytes])
+        try:
+            event = parse(content[first : first + num_bytes])
+        except DecodeError:  # TensorBoard stops there, too
+            return
+        yield content[at:end], event
         at = end

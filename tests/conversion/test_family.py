@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from modelzoo_trainer.conversion.family import families, family_for, family_named
+from modelzoo_trainer.conversion.family import families, family_for, family_named, family_of
 from modelzoo_trainer.conversion.readers import SettingsReader
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.gpt2 import Gpt2, Gpt2Settings
@@ -50,6 +50,12 @@ def test_keys_that_change_nothing_are_accepted() -> None:
 def test_an_option_without_counterpart_is_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         read(**options)
+
+
+@pytest.mark.parametrize("named", [5, None, "BertForMaskedLM", []])
+def test_architectures_of_another_kind_name_none(named: Any) -> None:
+    family = family_of({"model_type": "bert", "architectures": named}, where="config.json")
+    assert family is family_of({"model_type": "bert"}, where="config.json")
 
 
 def test_a_missing_and_an_invalid_key_are_refused() -> None:

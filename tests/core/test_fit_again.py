@@ -171,20 +171,22 @@ def test_a_checkpoint_after_an_interrupted_fit_finishes_it_elsewhere(trainer_of,
 # ---- epochs of different lengths
 
 
+@pytest.mark.parametrize("frequency", ["epoch", 0.5])
 @pytest.mark.parametrize("step", range(1, 10))
-def test_epochs_that_grow_are_resumed_exactly(trainer_of, tmp_path, step):
-    whole, expected = make(trainer_of, tmp_path / "whole", eval_frequency="epoch")
+def test_epochs_that_grow_are_resumed_exactly(trainer_of, tmp_path, step, frequency):
+    whole, expected = make(trainer_of, tmp_path / "whole", eval_frequency=frequency)
     whole.fit(LOADERS["growing"](), tiny_batches(1))
     assert (whole.global_step, whole.data.epoch) == (2 + 3 + 4, 3)
-    saved = Checkpoint(steps=1)
-    first, before = make(
-        trainer_of, tmp_path / "run", InterruptAt(step), eval_frequency="epoch", checkpoint=saved
-    )
-    first.fit(LOADERS["growing"](), tiny_batches(1))
-    resumed, after = make(
-        trainer_of, tmp_path / "run", eval_frequency="epoch", checkpoint=Checkpoint(steps=1)
-    )
-    resumed.fit(LOADERS["growing"](), tiny_batches(1))
+
+    def part(*callbacks):
+        saved = Checkpoint(steps=1)
+        settings = {"eval_frequency": frequency, "checkpoint": saved}
+        trainer, history = make(trainer_of, tmp_path / "run", *callbacks, **settings)
+        trainer.fit(LOADERS["growing"](), tiny_batches(1))
+        return trainer, history
+
+    _, before = part(InterruptAt(step))
+    resumed, after = part()
     assert resumed.global_step == 9
     assert differing(weights_of(resumed), weights_of(whole)) == []
     assert lines_of(before, after) == lines_of(expected)

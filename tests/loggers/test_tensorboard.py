@@ -1,3 +1,4 @@
+import struct
 import sys
 
 import pytest
@@ -63,6 +64,19 @@ def test_a_run_that_resumes_hides_the_steps_that_it_takes_again(make, batches):
     second.close()
     found = scalars(second.model_dir / "events", "loss")
     assert [step for step, _ in found] == [1, 2, 3]
+
+
+def test_a_run_resumes_although_an_event_is_damaged(make, batches):
+    first = make(TensorBoardLogger(), checkpoint=Checkpoint(steps=2))
+    first.fit(batches)
+    first.close()
+    (file,) = (first.model_dir / "events").glob("*.tfevents.*")
+    with file.open("ab") as opened:
+        opened.write(struct.pack("<QI", 8, 0) + b"\xff" * 8 + bytes(4))
+    second = make(TensorBoardLogger(), max_steps=3)
+    second.fit(batches, ckpt_path=first.model_dir / "checkpoint_2")
+    second.close()
+    assert [step for step, _ in scalars(second.model_dir / "events", "loss")] == [1, 2, 3]
 
 
 def test_a_fit_after_a_load_hides_the_steps_that_it_takes_again(make, batches):

@@ -33,21 +33,21 @@ def memory() -> Iterator[str]:
         yield name
 
 
-def steps_lost(run: Run, accumulate: int) -> list[int]:
-    """Return how many steps each attempt repeated.
+def steps_lost(run: Run, every: int, accumulate: int) -> list[int]:
+    """Return how many steps each attempt repeated, with a snapshot after every few steps.
 
-    Without those after two attempts from the same snapshot, which is then not used again, even if
-    one was killed before it had trained.
+    Without those after two attempts that may have used the newest snapshot, which is then not used
+    again: an attempt may have loaded it and been killed before it said so, or before the next one.
     """
-    lost, begun = [], [one for one in run.attempts if one.begin is not None]
-    reached = 0
-    for number, attempt in enumerate(begun):
-        begins = [one.begin for one in begun[:number][-MAX_USES:]]
-        if number and (len(begins) < MAX_USES or len(set(begins)) > 1):
-            lost.append(reached - (attempt.begin or 0))
+    lost, reached, uses = [], 0, 0
+    for attempt in run.attempts:
+        if attempt.begin is not None and uses < MAX_USES:
+            lost.append(reached - attempt.begin)
         if attempt.start is not None:
-            reached = max(attempt.batches, default=0) // accumulate
-            reached = max(reached, attempt.start)
+            reached = max(max(attempt.batches, default=0) // accumulate, attempt.start)
+        num_done = (max(attempt.batches, default=1) - 1) // accumulate
+        wrote_one = num_done // every > (attempt.begin or 0) // every
+        uses = 0 if wrote_one else uses + 1
     return lost
 
 
@@ -68,7 +68,7 @@ def test_a_run_that_is_killed_at_random_instants_repeats_few_steps(
                 break
             total += 1
         assert run.ends[-1].code == 0
-        lost = steps_lost(run, accumulate)
+        lost = steps_lost(run, plan["memory"], accumulate)
         longest = max([longest, *lost])
         starts = [one.start for one in run.attempts if one.start]
         from_memory += sum(start % ON_DISK != 0 for start in starts)

@@ -259,7 +259,8 @@ def _classifier_rules(model: Any) -> list[Rule]:
 
 
 def _is(architecture: str, config: Mapping[str, Any]) -> bool:
-    return architecture in (config.get("architectures") or ())
+    named = config.get("architectures")
+    return isinstance(named, list) and architecture in named
 
 
 _DROPPED: Final = (r"bert\.embeddings\.position_ids",)
