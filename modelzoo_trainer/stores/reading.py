@@ -24,7 +24,7 @@ _NUM_THREADS: Final = 4
 _POLL_S: Final = 0.05
 _NUM_TRIES: Final = 10
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class FileRecord(Protocol):
@@ -87,7 +87,7 @@ def complete(path: Path, files: Mapping[str, FileRecord]) -> None:
         )
 
 
-def opened(path: Path, files: Mapping[str, FileRecord], open_files: Callable[[], T]) -> T:
+def opened(path: Path, files: Mapping[str, FileRecord], open_files: Callable[[], _T]) -> _T:
     """Complete a checkpoint and return what a function opens of it.
 
     The uploads of a run bound the local copy, and may remove a file before it is opened. It is
@@ -100,18 +100,17 @@ def opened(path: Path, files: Mapping[str, FileRecord], open_files: Callable[[],
 
     Raises:
         CheckpointError, StoreError: As `complete`.
-        Exception: Whatever `open_files` raises although no file is missing.
+        Exception: Raised by `open_files`; outside of a mirror at once.
     """
-    complete(path, files)
-    for _ in range(_NUM_TRIES):
+    num_left = _NUM_TRIES
+    while True:
+        complete(path, files)
         try:
             return open_files()
-        except (OSError, CheckpointError) as error:
-            is_here = all((path / name).exists() for name in files)
-            if is_here and not isinstance(error, FileNotFoundError):
+        except (FileNotFoundError, CheckpointError):
+            num_left -= 1
+            if not num_left or not is_in_mirror(path):
                 raise
-            complete(path, files)
-    return open_files()
 
 
 def _fetch(mirror: Mirror, name: str, target: Path, record: FileRecord) -> None:
