@@ -19,7 +19,7 @@ from backends.coordination.liveness import parent_of
 from tests.distributed.ranks import free_port
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
-PATIENCE_S: Final = 300.0
+PATIENCE_S: Final = 600.0
 _NUM_CPUS: Final = 6  # more than there may be, so that jobs run beside each other
 _SYSTEM: Final = "/usr/sbin"
 _CONFIGURATION: Final = """\
@@ -52,6 +52,7 @@ SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=100000
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=30
+MinJobAge=36000
 ReturnToService=2
 GresTypes=gpu
 SuspendProgram=/bin/true
