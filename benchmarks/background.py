@@ -35,7 +35,7 @@ from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop, checkpointing
 from modelzoo_trainer.callback import Callback
 from modelzoo_trainer.checkpointing import BackgroundSaver
 from modelzoo_trainer.checkpointing.frozen_memory import can_protect
-from modelzoo_trainer.models.registry import model_class
+from modelzoo_trainer.zoo.models.registry import model_class
 
 WIDTH: Final = 1024
 ROWS: Final = 128  # of a batch

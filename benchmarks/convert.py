@@ -23,7 +23,7 @@ import torch
 from modelzoo_trainer.checkpointing.weights import write_weights
 from modelzoo_trainer.cli.command import main as command
 from modelzoo_trainer.config.loader import to_yaml
-from modelzoo_trainer.models.gpt2 import Gpt2
+from modelzoo_trainer.zoo.models.gpt2 import Gpt2
 
 MB: Final = 1_000_000
 WIDTH: Final = 1024
@@ -54,9 +54,6 @@ def resident(field: str) -> int:
 
 def measure(words: list[str]) -> None:
     """Run the command, and print the peak of this process's memory and the seconds."""
-    import modelzoo_trainer.conversion.command
-    import modelzoo_trainer.planning.figures  # noqa: F401  # what the command imports
-
     with torch.device("meta"):  # the first use imports 80 MB of torch
         Gpt2(vocab_size=8, hidden_size=8, num_heads=1, num_hidden_layers=1)
     torch.set_num_threads(1)

@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from modelzoo_trainer.data.hdf5.gpt import GptHDF5MapDataProcessor
+from modelzoo_trainer.zoo.data.hdf5.gpt import GptHDF5MapDataProcessor
 
 LEAST_SHARE: Final = 0.9
 VOCAB_SIZE: Final = 50257

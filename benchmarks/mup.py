@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from modelzoo_trainer.models.registry import model_class
 from modelzoo_trainer.optim import OPTIMIZERS
+from modelzoo_trainer.zoo.models.registry import model_class
 
 WIDTHS: Final = (64, 128, 256, 512)
 PARTS: Final = ("embedding", "attention", "ffn", "logits")

@@ -33,7 +33,7 @@ from typing_extensions import override
 from modelzoo_trainer import Callback, Logging, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import EarlyStopping, ModelEma, default_callbacks
 from modelzoo_trainer.loggers import TensorBoardLogger, default_loggers
-from modelzoo_trainer.models.registry import model_class
+from modelzoo_trainer.zoo.models.registry import model_class
 
 ROOT = Path(__file__).resolve().parents[1]
 EPOCH = 100  # batches

@@ -83,8 +83,8 @@ def plans_of(path: Path, changes: list[str]) -> Any:
 
 def predicted(path: Path, num: int, changes: list[str]) -> Any:
     """Return the predicted figures."""
-    from modelzoo_trainer.devices import fake_world
-    from modelzoo_trainer.planning.measure import measure
+    from modelzoo_trainer.base.devices import fake_world
+    from modelzoo_trainer.tools.planning.measure import measure
 
     with fake_world(num):
         return measure(plans_of(path, changes)[0])

@@ -23,12 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from modelzoo_trainer.preprocessing import pipeline
-from modelzoo_trainer.preprocessing.settings import parse_settings
-from modelzoo_trainer.token_rows.sections import Settings
+from modelzoo_trainer.zoo.rows.preprocessing import pipeline
+from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
+from modelzoo_trainer.zoo.rows.sections import Settings
 
 PROCESSES = 2
-HOOK = "modelzoo_trainer.preprocessing.hooks:text_read_hook"
+HOOK = "modelzoo_trainer.zoo.rows.preprocessing.hooks:text_read_hook"
 
 
 def texts_of_library(most: float) -> list[str]:

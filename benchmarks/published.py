@@ -136,7 +136,7 @@ def checked(path: Path, names: Callable[[], Any]) -> tuple[list[str], list[dict[
     """
     from modelzoo_trainer.config.build import load_plans
     from modelzoo_trainer.config.positions import DATA
-    from modelzoo_trainer.config.report import lacks_of
+    from modelzoo_trainer.config.printout import lacks_of
 
     options = {"device": "cpu"}
     plans = load_plans(path, names, mode=None, options=options, for_a_run=False)

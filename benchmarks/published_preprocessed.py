@@ -15,7 +15,7 @@ _NUM_ROWS: Final = (STEPS + 5) * BATCH
 _NUM_MODULES: Final = 8
 """Between the first modules of folders."""
 _END: Final = "<eos>"
-_HOOKS: Final = "modelzoo_trainer.preprocessing.hooks"
+_HOOKS: Final = "modelzoo_trainer.zoo.rows.preprocessing.hooks"
 _ANSWERS: Final = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 """Turns without roles: a row has room for a line and its answer."""
 _SETTINGS: Final = """\
@@ -41,8 +41,8 @@ def write_rows(folder: Path, loader: dict[str, Any], number: int) -> None:
         loader: Settings of the dataloader: `data_processor` and `use_vsl`.
         number: Of the folder, so that folders of a mixture have different text.
     """
-    from modelzoo_trainer.preprocessing import pipeline
-    from modelzoo_trainer.preprocessing.settings import parse_settings
+    from modelzoo_trainer.zoo.rows.preprocessing import pipeline
+    from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 
     texts = folder.with_name(f"{folder.name}_text")
     texts.mkdir(parents=True)

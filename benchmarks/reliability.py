@@ -38,15 +38,15 @@ ELSEWHERE: Final[dict[int, tuple[str, Sequence[str]]]] = {
     23: (
         "Both job files in a real Slurm: time limit, requeue, preemption, node failure, a kill. "
         "Ray Train: a kill, a preemption, a stop file, from 2 workers to 1 to 2.",
-        ("tests/launching/test_slurm.py", "tests/launching/test_ray.py"),
+        ("tests/tools/launching/test_slurm.py", "tests/tools/launching/test_ray.py"),
     ),
     24: (
         "An object store: each request fails once, in nine ways; a run is killed at its requests.",
         (
-            "tests/stores/test_faults.py",
-            "tests/stores/test_run_faults.py",
-            "tests/stores/test_kills.py",
-            "tests/stores/test_run_mishaps.py",
+            "tests/checkpointing/stores/test_faults.py",
+            "tests/checkpointing/stores/test_run_faults.py",
+            "tests/checkpointing/stores/test_kills.py",
+            "tests/checkpointing/stores/test_run_mishaps.py",
         ),
     ),
 }

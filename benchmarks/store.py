@@ -24,13 +24,13 @@ import torch
 from obstore.store import S3Store
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.stores.mirror import open_mirror
-from modelzoo_trainer.stores.pulling import pull
-from modelzoo_trainer.stores.pushing import Pusher
-from modelzoo_trainer.stores.urls import StoreUrl
+from modelzoo_trainer.checkpointing.stores.mirror import open_mirror
+from modelzoo_trainer.checkpointing.stores.pulling import pull
+from modelzoo_trainer.checkpointing.stores.pushing import Pusher
+from modelzoo_trainer.checkpointing.stores.urls import StoreUrl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tests.stores.s3_server import BUCKET, S3Server, s3_server, weed_path
+from tests.checkpointing.stores.s3_server import BUCKET, S3Server, s3_server, weed_path
 
 NAME: Final = "checkpoint_1"
 TENSORS: Final = 50

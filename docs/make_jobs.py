@@ -1,4 +1,4 @@
-"""Writes docs/jobs/, the templates of `modelzoo_trainer.launch` with example values.
+"""Writes docs/jobs/, the templates of `modelzoo_trainer.tools.launch` with example values.
 
 python docs/make_jobs.py
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from modelzoo_trainer.launch.jobs import FILES, Job
+from modelzoo_trainer.tools.launch.jobs import FILES, Job
 
 EXAMPLE: Final = Job(
     words=("params.yaml", "--device=gpu", "--model_dir=/runs/train"),

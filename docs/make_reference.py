@@ -24,9 +24,7 @@ from torch.nn import Module
 
 from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.callback import Callback, hook_names
-from modelzoo_trainer.callback_list import core_callbacks
 from modelzoo_trainer.cli.command import main as run_command
-from modelzoo_trainer.config.foreign.tables import FOREIGN_KEYS
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -36,7 +34,15 @@ from modelzoo_trainer.core import (
     TrainingLoop,
     ValidationLoop,
 )
-from modelzoo_trainer.data import (
+from modelzoo_trainer.core.parts.predictions import Predictions
+from modelzoo_trainer.core.parts.results import RunResult
+from modelzoo_trainer.core.parts.summaries import summarize_scalar, summarize_tensor
+from modelzoo_trainer.hooks.order import core_callbacks
+from modelzoo_trainer.hooks.spec import HOOKS
+from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
+from modelzoo_trainer.tools.foreign_configs.tables import FOREIGN_KEYS
+from modelzoo_trainer.trainer import Trainer
+from modelzoo_trainer.zoo.data import (
     PROCESSORS,
     BatchDataset,
     DataProcessor,
@@ -47,13 +53,7 @@ from modelzoo_trainer.data import (
     TensorRows,
     processor_class,
 )
-from modelzoo_trainer.hooks.spec import HOOKS
-from modelzoo_trainer.models.registry import MODELS, model_class
-from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
-from modelzoo_trainer.predictions import Predictions
-from modelzoo_trainer.results import RunResult
-from modelzoo_trainer.summaries import summarize_scalar, summarize_tensor
-from modelzoo_trainer.trainer import Trainer
+from modelzoo_trainer.zoo.models.registry import MODELS, model_class
 
 SECTION: Final = re.compile(r"^(Args|Metrics|State|Cost|Raises|Returns|Shapes|Yields): ?(.*)$")
 ENTRY: Final = re.compile(r"^    (\*{0,2}[^\s:][^:]*): (.*)$")
@@ -517,8 +517,8 @@ def data_page() -> str:
     lines = [HEAD, "# Data", ""]
     lines += [
         "Classes you can give as `data_processor`, the base class for your own, and wrappers of "
-        "datasets. Import the others from `modelzoo_trainer.data`. How to write a data processor: "
-        "[Data processors](../data_processors.md#write-a-data-processor).",
+        "datasets. Import the others from `modelzoo_trainer.zoo.data`. How to write a data "
+        "processor: [Data processors](../data_processors.md#write-a-data-processor).",
         "",
     ]
     lines += contents(classes)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         ValidationCallback,
         register_global_callback,
     )
-    from modelzoo_trainer.closures import step_closure
     from modelzoo_trainer.core import (
         AutoRestart,
         Checkpoint,
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
         TrainingLoop,
         ValidationLoop,
     )
+    from modelzoo_trainer.core.parts.closures import step_closure
+    from modelzoo_trainer.core.parts.predictions import Predictions
+    from modelzoo_trainer.core.parts.summaries import summarize_scalar, summarize_tensor
     from modelzoo_trainer.errors import (
         CheckpointError,
         CheckpointMismatch,
@@ -35,12 +37,10 @@ if TYPE_CHECKING:
         StopTraining,
         TrainingSpike,
     )
+    from modelzoo_trainer.hooks.interceptors import Interceptable, event
     from modelzoo_trainer.hooks.spec import HOOKS
     from modelzoo_trainer.hooks.standalone import Hooks
-    from modelzoo_trainer.interceptors import Interceptable, event
     from modelzoo_trainer.loggers.logger import Logger
-    from modelzoo_trainer.predictions import Predictions
-    from modelzoo_trainer.summaries import summarize_scalar, summarize_tensor
     from modelzoo_trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -139,6 +139,6 @@ def _advice(name: str) -> str:
     for package in _PACKAGES:
         if name in getattr(import_module(package), "__all__", ()):
             return f"Write: from {package} import {name}"
-    foreign = import_module("modelzoo_trainer.foreign_names")
+    foreign = import_module("modelzoo_trainer.base.foreign_names")
     advice: str = foreign.advice_for(foreign.CALLBACKS, name)
     return advice

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from modelzoo_trainer.constructor_arguments import keep_arguments
+from modelzoo_trainer.base.constructor_arguments import keep_arguments
+from modelzoo_trainer.base.foreign_names import explain_foreign
 from modelzoo_trainer.errors import HookError
-from modelzoo_trainer.foreign_names import explain_foreign
 from modelzoo_trainer.hooks.global_callbacks import GlobalHandle, add_global
+from modelzoo_trainer.hooks.interceptors import is_pair, split_pair
 from modelzoo_trainer.hooks.spec import (
     HOOKS,
     Phase,
@@ -26,7 +27,6 @@ from modelzoo_trainer.hooks.spec import (
     near_miss,
     register_hooks,
 )
-from modelzoo_trainer.interceptors import is_pair, split_pair
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -266,7 +266,7 @@ def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
 @cache
 def _of_backends() -> Any:
     """Return the module with hints of messages, which the backends have, too."""
-    from modelzoo_trainer.sibling import require_sibling
+    from modelzoo_trainer.base.sibling import require_sibling
 
     require_sibling("backends")
     from backends import errors

@@ -14,16 +14,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import Call, Progress
+from modelzoo_trainer.base.devices import Backend
 from modelzoo_trainer.callback import Batch, Loader, Metrics, Outputs, ValidationCallback
-from modelzoo_trainer.callback_list import (
-    CallbackHandle,
-    CallbackList,
-    NotCopied,
-    add_callback,
-    core_callbacks,
-    remove_callback,
-)
-from modelzoo_trainer.constraints import Call, Progress
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -48,25 +41,26 @@ from modelzoo_trainer.core.checkpoint import saving
 from modelzoo_trainer.core.dataloader import NOTHING, require_step_boundary
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.loop import require_training_loop, validation_loop_of
-from modelzoo_trainer.core.manual_steps import ManualSteps
 from modelzoo_trainer.core.model import ModelFactory, problem_of_loss, refuse_lost_loss, to_outputs
-from modelzoo_trainer.core.model_call import ModelCalls
-from modelzoo_trainer.core.named_checkpoints import paths_of
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
-from modelzoo_trainer.core.predicting import named_outputs
-from modelzoo_trainer.core.run_schedule import ends_stage
-from modelzoo_trainer.core.trainer_arguments import (
+from modelzoo_trainer.core.parts.manual_steps import ManualSteps
+from modelzoo_trainer.core.parts.metrics import MetricLog
+from modelzoo_trainer.core.parts.model_call import ModelCalls
+from modelzoo_trainer.core.parts.model_length import lengths_of
+from modelzoo_trainer.core.parts.named_checkpoints import paths_of
+from modelzoo_trainer.core.parts.predictions import Predictions
+from modelzoo_trainer.core.parts.results import RunResult, describe_trainer
+from modelzoo_trainer.core.parts.run_context import close_at_exit, end_run, run_context, stop_scope
+from modelzoo_trainer.core.parts.trainer_arguments import (
     check_arguments,
     check_progress,
     explain_missing,
 )
-from modelzoo_trainer.data.model_length import lengths_of
-from modelzoo_trainer.devices import Backend
+from modelzoo_trainer.core.predicting import named_outputs
+from modelzoo_trainer.core.run_schedule import ends_stage
 from modelzoo_trainer.errors import ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_pairs, watch_global_callbacks
-from modelzoo_trainer.hooks.spec import note_origin
-from modelzoo_trainer.hooks.table import HookTable
-from modelzoo_trainer.interceptors import (
+from modelzoo_trainer.hooks.interceptors import (
     InterceptableMethods,
     Interceptors,
     Pair,
@@ -77,14 +71,20 @@ from modelzoo_trainer.interceptors import (
     is_own_pair,
     parted,
 )
+from modelzoo_trainer.hooks.order import (
+    CallbackHandle,
+    CallbackList,
+    NotCopied,
+    add_callback,
+    core_callbacks,
+    remove_callback,
+)
+from modelzoo_trainer.hooks.spec import note_origin
+from modelzoo_trainer.hooks.table import HookTable
 from modelzoo_trainer.loading.dataset_info import check_model
 from modelzoo_trainer.loading.epochs import EpochIterator, as_loaders, one_loader, resolve_loader
 from modelzoo_trainer.loading.train_data import explain_empty_validation, validation_batches
 from modelzoo_trainer.loggers.logger import Logger
-from modelzoo_trainer.metrics import MetricLog
-from modelzoo_trainer.predictions import Predictions
-from modelzoo_trainer.results import RunResult, describe_trainer
-from modelzoo_trainer.run_context import close_at_exit, end_run, run_context, stop_scope
 
 CkptPath = str | Path | EllipsisType | None
 T = TypeVar("T")

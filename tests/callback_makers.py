@@ -110,7 +110,7 @@ MAKERS: Final[dict[str, Callable[[], Callback]]] = {
 }
 
 ELSEWHERE: Final = {"EleutherEvalHarness"}
-"""Callbacks whose libraries not all tests have: tests/hugging_face."""
+"""Callbacks whose libraries not all tests have: tests/zoo/hugging_face."""
 
 WITH_A_LANGUAGE_MODEL: Final = {"HuggingFaceCheckpoint"}
 """Callbacks that refuse any other model: tests/callbacks, by their names."""

@@ -8,7 +8,7 @@ the run; the same command resumes it.
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from modelzoo_trainer.launch import worker
+from modelzoo_trainer.tools.launch import worker
 
 trainer = TorchTrainer(
     worker(

@@ -5,6 +5,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from modelzoo_trainer.base.foreign_names import CALLBACKS as _FOREIGN
+from modelzoo_trainer.base.foreign_names import advice_for as _advice_for
 from modelzoo_trainer.callback import Callback as Callback
 from modelzoo_trainer.callback import CoreCallback as CoreCallback
 from modelzoo_trainer.callback import ValidationCallback as ValidationCallback
@@ -13,12 +15,9 @@ from modelzoo_trainer.callbacks.check_loss import CheckLoss
 from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
 from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
 from modelzoo_trainer.callbacks.count_params import CountParams
-from modelzoo_trainer.callbacks.csx_noops import DebugArgsPath, HFCacheDir, WeightCompression
 from modelzoo_trainer.callbacks.dump_activations import DumpActivations
 from modelzoo_trainer.callbacks.dump_available_tensor_names import DumpAvailableTensorNames
 from modelzoo_trainer.callbacks.early_stopping import EarlyStopping
-from modelzoo_trainer.callbacks.eleuther_eval_harness import EleutherEvalHarness
-from modelzoo_trainer.callbacks.expert_load import LogExpertLoad
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.callbacks.flags import (
     GlobalFlags,
@@ -28,8 +27,6 @@ from modelzoo_trainer.callbacks.flags import (
     ScopedValidateFlags,
 )
 from modelzoo_trainer.callbacks.flop_utilization import FlopUtilization
-from modelzoo_trainer.callbacks.generate_text import GenerateText
-from modelzoo_trainer.callbacks.hugging_face_checkpoint import HuggingFaceCheckpoint
 from modelzoo_trainer.callbacks.keep_n_checkpoints import KeepNCheckpoints
 from modelzoo_trainer.callbacks.limit_batches import LimitBatches, LimitEvalSteps
 from modelzoo_trainer.callbacks.load_checkpoint_states import LoadCheckpointStates
@@ -39,7 +36,6 @@ from modelzoo_trainer.callbacks.log_metrics import (
     LogOptimizerParamGroup,
     LogSparsity,
 )
-from modelzoo_trainer.callbacks.lora import Lora
 from modelzoo_trainer.callbacks.lr_finder import LRFinder
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
@@ -48,6 +44,11 @@ from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm, MoveMo
 from modelzoo_trainer.callbacks.nan_checker import NaNChecker
 from modelzoo_trainer.callbacks.notification import EmailNotification, SlackNotification
 from modelzoo_trainer.callbacks.op_profiler import OpProfiler
+from modelzoo_trainer.callbacks.parts.csx_noops import DebugArgsPath, HFCacheDir, WeightCompression
+from modelzoo_trainer.callbacks.parts.tensor_listeners import (
+    NormTensorListener,
+    SummaryTensorListener,
+)
 from modelzoo_trainer.callbacks.profiler import DurationProfiler, RateProfiler
 from modelzoo_trainer.callbacks.profiler import Profiler as Profiler
 from modelzoo_trainer.callbacks.progress import PrintProgress, ProgressBar
@@ -62,7 +63,6 @@ from modelzoo_trainer.callbacks.selective_grad import SelectiveGrad
 from modelzoo_trainer.callbacks.skip_samples import SkipSamples
 from modelzoo_trainer.callbacks.spike_detection import SpikeDetection
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
-from modelzoo_trainer.callbacks.tensor_listeners import NormTensorListener, SummaryTensorListener
 from modelzoo_trainer.callbacks.terminate_on_nan import TerminateOnNaN
 from modelzoo_trainer.callbacks.wsd_checkpoint import WSDCheckpoint
 from modelzoo_trainer.core import Checkpoint as Checkpoint
@@ -70,8 +70,11 @@ from modelzoo_trainer.core import Logging as Logging
 from modelzoo_trainer.core import MixedPrecision as MixedPrecision
 from modelzoo_trainer.core import TrainingLoop as TrainingLoop
 from modelzoo_trainer.core import ValidationLoop as ValidationLoop
-from modelzoo_trainer.foreign_names import CALLBACKS as _FOREIGN
-from modelzoo_trainer.foreign_names import advice_for as _advice_for
+from modelzoo_trainer.zoo.callbacks.eleuther_eval_harness import EleutherEvalHarness
+from modelzoo_trainer.zoo.callbacks.expert_load import LogExpertLoad
+from modelzoo_trainer.zoo.callbacks.generate_text import GenerateText
+from modelzoo_trainer.zoo.callbacks.hugging_face_checkpoint import HuggingFaceCheckpoint
+from modelzoo_trainer.zoo.callbacks.lora import Lora
 
 __all__ = [
     "CheckLoss",

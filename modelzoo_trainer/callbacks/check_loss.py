@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import FinitePositiveFloat, PositiveInt, checked
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
 from modelzoo_trainer.callbacks.step_guard import (
     LossWindow,
@@ -22,7 +23,6 @@ from modelzoo_trainer.callbacks.step_guard import (
     named,
     wide_type,
 )
-from modelzoo_trainer.constraints import FinitePositiveFloat, PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError, RollBack
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
-from modelzoo_trainer.core.manual_steps import metric_suffix
+from modelzoo_trainer.core.parts.manual_steps import metric_suffix
+from modelzoo_trainer.core.parts.structure import ModelStructure
 from modelzoo_trainer.core.precision import parameters_of
-from modelzoo_trainer.models.structure import ModelStructure
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

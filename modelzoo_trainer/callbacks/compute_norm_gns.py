@@ -15,10 +15,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import checked
+from modelzoo_trainer.base.devices import Exchange
 from modelzoo_trainer.callback import Batch, Loader, Outputs, StateDict
-from modelzoo_trainer.callbacks.activation_hooks import ActivationHooks, named_modules
 from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
 from modelzoo_trainer.callbacks.flop_utilization import uncounted
+from modelzoo_trainer.callbacks.parts.activation_hooks import ActivationHooks, named_modules
 from modelzoo_trainer.callbacks.per_example_norms import (
     Use,
     computes_like,
@@ -28,10 +30,8 @@ from modelzoo_trainer.callbacks.per_example_norms import (
     uses_of,
     wide,
 )
-from modelzoo_trainer.constraints import checked
-from modelzoo_trainer.data.batches import batch_size_of
-from modelzoo_trainer.devices import Exchange
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batches import batch_size_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import checked
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,9 +15,13 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Batch, Outputs
-from modelzoo_trainer.callbacks.activation_hooks import TensorPath, TensorWatcher, named_params
-from modelzoo_trainer.constraints import PositiveInt, checked
+from modelzoo_trainer.callbacks.parts.activation_hooks import (
+    TensorPath,
+    TensorWatcher,
+    named_params,
+)
 from modelzoo_trainer.errors import ConfigError, unusable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs
-from modelzoo_trainer.callbacks.activation_hooks import NamedTensorWatcher
+from modelzoo_trainer.callbacks.parts.activation_hooks import NamedTensorWatcher
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

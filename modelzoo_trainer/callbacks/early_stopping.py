@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import NonNegativeFloat, PositiveInt, checked
+from modelzoo_trainer.base.metric_direction import Direction, is_better
 from modelzoo_trainer.callback import Callback, Loader, Metrics
-from modelzoo_trainer.callbacks.metric_watch import MetricName, MetricWatch
-from modelzoo_trainer.constraints import NonNegativeFloat, PositiveInt, checked
-from modelzoo_trainer.metric_direction import Direction, is_better
+from modelzoo_trainer.callbacks.parts.metric_watch import MetricName, MetricWatch
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

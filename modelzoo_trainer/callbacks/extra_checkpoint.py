@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.callbacks.model_ema import ModelEma
-from modelzoo_trainer.callbacks.side_checkpoints import (
+from modelzoo_trainer.callbacks.parts.side_checkpoints import (
     SideCheckpoints,
     SideFolder,
     StepName,
@@ -18,7 +19,6 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     parts_of,
 )
 from modelzoo_trainer.checkpointing.manifest import SUFFIX
-from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.csx_flags import MICRO_BATCH_SIZE, flag_problem, micro_batch_size
-from modelzoo_trainer.devices import (
+from modelzoo_trainer.base.devices import (
     BackendError,
     held_switches,
     hold_switches,
@@ -17,6 +15,8 @@ from modelzoo_trainer.devices import (
     switch_names,
     switch_problem,
 )
+from modelzoo_trainer.callback import Callback, Loader
+from modelzoo_trainer.core.parts.csx_flags import MICRO_BATCH_SIZE, flag_problem, micro_batch_size
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import FinitePositiveFloat, checked
+from modelzoo_trainer.base.devices import device_name, map_tensors, peak_flops
 from modelzoo_trainer.callback import Batch, Loader, Outputs
 from modelzoo_trainer.callbacks.profiler import TrainingProfiler
-from modelzoo_trainer.constraints import FinitePositiveFloat, checked
-from modelzoo_trainer.devices import device_name, map_tensors, peak_flops
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

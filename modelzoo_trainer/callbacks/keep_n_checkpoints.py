@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.callbacks.side_checkpoints import is_of_run, remove
-from modelzoo_trainer.constraints import PositiveInt, checked
+from modelzoo_trainer.callbacks.parts.side_checkpoints import is_of_run, remove
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveInt, checked
+from modelzoo_trainer.base.devices import LIMIT_BATCHES, limit_batches
 from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
-from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.core.loop import ValidationLoop
-from modelzoo_trainer.devices import LIMIT_BATCHES, limit_batches
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
-from modelzoo_trainer.callbacks.side_checkpoints import part_names, require_parts
+from modelzoo_trainer.callbacks.parts.side_checkpoints import part_names, require_parts
 from modelzoo_trainer.errors import CheckpointMismatch
 
 if TYPE_CHECKING:

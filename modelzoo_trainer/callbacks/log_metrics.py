@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics
-from modelzoo_trainer.callbacks.activation_hooks import named_tensors
-from modelzoo_trainer.closures import is_recorded, snapshot
-from modelzoo_trainer.core.manual_steps import metric_suffix
+from modelzoo_trainer.callbacks.parts.activation_hooks import named_tensors
+from modelzoo_trainer.core.parts.closures import is_recorded, snapshot
+from modelzoo_trainer.core.parts.manual_steps import metric_suffix
 from modelzoo_trainer.core.sparsity import Sparsity
 from modelzoo_trainer.errors import ConfigError, suggest
 

@@ -18,12 +18,12 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import FinitePositiveFloat, checked
+from modelzoo_trainer.base.devices import Stream
 from modelzoo_trainer.callback import Batch, Callback, Loader
 from modelzoo_trainer.callbacks.run_snapshot import RunSnapshot
-from modelzoo_trainer.constraints import FinitePositiveFloat, checked
-from modelzoo_trainer.core.manual_steps import overrides_training_step
 from modelzoo_trainer.core.model import require_loss
-from modelzoo_trainer.devices import Stream
+from modelzoo_trainer.core.parts.manual_steps import overrides_training_step
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.attribute_values import has_state
 from modelzoo_trainer.loading.epochs import EpochIterator

@@ -15,6 +15,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import Fraction, Name, PositiveInt, checked
+from modelzoo_trainer.base.dtypes import FloatOfAverage, torch_dtype
 from modelzoo_trainer.callback import (
     Batch,
     Callback,
@@ -26,10 +28,8 @@ from modelzoo_trainer.callback import (
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.callbacks.step_guard import StepGuard
 from modelzoo_trainer.callbacks.weight_average import WeightAverage
-from modelzoo_trainer.constraints import Fraction, Name, PositiveInt, checked
 from modelzoo_trainer.core.model import ModelCallback
-from modelzoo_trainer.core.step_check import StepCheck
-from modelzoo_trainer.dtypes import FloatOfAverage, torch_dtype
+from modelzoo_trainer.core.parts.step_check import StepCheck
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

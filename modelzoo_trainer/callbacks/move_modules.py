@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import Names, checked
 from modelzoo_trainer.callback import Callback, CoreCallback, Loader
-from modelzoo_trainer.constraints import Names, checked
 from modelzoo_trainer.core.model import ModelCallback
+from modelzoo_trainer.core.parts.sync_batch_norm import share_batch_norms
 from modelzoo_trainer.errors import ConfigError, suggest
-from modelzoo_trainer.models.sync_batch_norm import share_batch_norms
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.devices import Backend
+    from modelzoo_trainer.base.devices import Backend
     from modelzoo_trainer.trainer import Trainer
 
 

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Batch, Outputs
-from modelzoo_trainer.callbacks.activation_hooks import (
+from modelzoo_trainer.callbacks.parts.activation_hooks import (
     TensorPath,
     TensorWatcher,
     is_inexact,
     named_params,
     named_tensors,
 )
-from modelzoo_trainer.constraints import PositiveInt, checked
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

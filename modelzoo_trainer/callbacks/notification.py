@@ -19,15 +19,15 @@ from urllib.parse import urlsplit
 from annotated_types import Ge, Le, Predicate
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.constraints import Name, checked
-from modelzoo_trainer.devices import (
+from modelzoo_trainer.base.constraints import Name, checked
+from modelzoo_trainer.base.devices import (
     NOTIFICATION_ENDPOINT,
     NOTIFICATION_MAILFROM,
     NOTIFICATION_PASSWORD,
     SLACK_BOT_TOKEN,
     from_environment,
 )
+from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.callbacks.profiler import Profiler
-from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
-from modelzoo_trainer.data.batches import batch_size_of
+from modelzoo_trainer.loading.batches import batch_size_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

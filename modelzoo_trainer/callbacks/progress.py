@@ -12,15 +12,15 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics, Outputs
-from modelzoo_trainer.console.bar import (
+from modelzoo_trainer.core.parts.results_log import number
+from modelzoo_trainer.loading.epochs import known_length
+from modelzoo_trainer.loggers.console.bar import (
     BAR_INTERVAL_S,
     Bar,
     is_notebook,
     is_terminal,
 )
-from modelzoo_trainer.console.harmless import harmless
-from modelzoo_trainer.loading.epochs import known_length
-from modelzoo_trainer.results_log import number
+from modelzoo_trainer.loggers.console.harmless import harmless
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Callback, Metrics, StateDict
-from modelzoo_trainer.constraints import PositiveInt, checked
+from modelzoo_trainer.checkpointing.stores.mirror import located
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.stores.mirror import located
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -33,14 +33,14 @@ POINTER: Final = "checkpoint.json"
 class RayTrainReport(Callback):
     """Report metrics and the path of the newest checkpoint to Ray Train.
 
-    `modelzoo_trainer.launch.worker` adds it. After each checkpoint, at the end of a fit and every
-    `steps` steps all processes call `ray.train.report`, which waits for all of them, and for up to
-    2 s if the report before is not yet processed. The metrics are the latest values of all names,
-    with `step`, and `checkpoint_path` once there is a checkpoint. A new checkpoint is reported as a
-    checkpoint of Ray with one file, `checkpoint.json`, which has its `path` and `step`: its data
-    stays in `model_dir`, and Ray deletes none of it. One that is written in the background is
-    reported with the next one, or at the end; the newest one is reported at the end once more,
-    with the metrics of the last validation.
+    `modelzoo_trainer.tools.launch.worker` adds it. After each checkpoint, at the end of a fit and
+    every `steps` steps all processes call `ray.train.report`, which waits for all of them, and for
+    up to 2 s if the report before is not yet processed. The metrics are the latest values of all
+    names, with `step`, and `checkpoint_path` once there is a checkpoint. A new checkpoint is
+    reported as a checkpoint of Ray with one file, `checkpoint.json`, which has its `path` and
+    `step`: its data stays in `model_dir`, and Ray deletes none of it. One that is written in the
+    background is reported with the next one, or at the end; the newest one is reported at the end
+    once more, with the metrics of the last validation.
 
     Every `log_steps` steps of `Logging` (100 if that is 0) Ray is asked whether it is about to take
     a node away; then a checkpoint is written at once. A worker that Ray has started again resumes

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import FinitePositiveFloat, checked
 from modelzoo_trainer.callback import Callback, Loader, Metrics
-from modelzoo_trainer.constraints import FinitePositiveFloat, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.report")
 
 _NAME: Final = "report.html"
-_COMMAND: Final = "modelzoo_trainer.report"
+_COMMAND: Final = "modelzoo_trainer.tools.report"
 _NICENESS: Final = 10
 _LAST_WAIT_S: Final = 60.0
 _SHARE: Final = 10  # writing takes at most one tenth of the time of one CPU core

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import Count, PositiveInt, checked
+from modelzoo_trainer.base.devices import map_tensors
 from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics, Outputs, StateDict
-from modelzoo_trainer.constraints import Count, PositiveInt, checked
 from modelzoo_trainer.core.loss_accum import Mean, take_all
-from modelzoo_trainer.devices import map_tensors
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:

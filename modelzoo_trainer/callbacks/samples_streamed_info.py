@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import Batch, Callback, Loader, StateDict
-from modelzoo_trainer.data.batches import batch_size_of
 from modelzoo_trainer.errors import CheckpointError, TrainingSpike
+from modelzoo_trainer.loading.batches import batch_size_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -16,10 +16,12 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.base.constraints import PositiveInt, checked
+from modelzoo_trainer.base.metric_direction import Direction, is_better
 from modelzoo_trainer.callback import Callback, Loader, Metrics
-from modelzoo_trainer.callbacks.metric_watch import MetricName, MetricWatch
 from modelzoo_trainer.callbacks.model_ema import ModelEma
-from modelzoo_trainer.callbacks.side_checkpoints import (
+from modelzoo_trainer.callbacks.parts.metric_watch import MetricName, MetricWatch
+from modelzoo_trainer.callbacks.parts.side_checkpoints import (
     StepName,
     check_is_apart,
     free_path,
@@ -29,12 +31,10 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     state_of,
     try_to_write,
 )
-from modelzoo_trainer.constraints import PositiveInt, checked
+from modelzoo_trainer.checkpointing.stores.pulling import is_only_in_store
 from modelzoo_trainer.core.checkpoint import saving
-from modelzoo_trainer.core.named_checkpoints import FACT
+from modelzoo_trainer.core.parts.named_checkpoints import FACT
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.metric_direction import Direction, is_better
-from modelzoo_trainer.stores.pulling import is_only_in_store
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

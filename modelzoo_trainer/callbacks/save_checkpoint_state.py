@@ -11,15 +11,15 @@ from annotated_types import Predicate
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Callback, Loader, StateDict
-from modelzoo_trainer.callbacks.side_checkpoints import (
+from modelzoo_trainer.callbacks.parts.side_checkpoints import (
     check_is_apart,
     holds_once,
     is_of_run,
     part_names,
     parts_of,
 )
-from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import CheckpointError, StoreError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.callbacks.activation_hooks import named_params
+from modelzoo_trainer.callbacks.parts.activation_hooks import named_params
+from modelzoo_trainer.core.parts.structure import ModelStructure
 from modelzoo_trainer.errors import ConfigError, suggest
-from modelzoo_trainer.models.structure import ModelStructure
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

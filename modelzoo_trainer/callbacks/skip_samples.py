@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveInt, checked
+from modelzoo_trainer.base.regular_files import read_text, require_regular
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.callbacks.step_guard import Batches
-from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.regular_files import read_text, require_regular
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

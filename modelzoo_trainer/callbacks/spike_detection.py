@@ -15,10 +15,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import Count, NonNegativeFloat, NonNegativeInt, checked
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.callbacks.skip_samples import file_at, read_batches, write_batches
 from modelzoo_trainer.callbacks.step_guard import Batches, StepLosses, named
-from modelzoo_trainer.constraints import Count, NonNegativeFloat, NonNegativeInt, checked
 from modelzoo_trainer.errors import ConfigError, TrainingSpike
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Predicate
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

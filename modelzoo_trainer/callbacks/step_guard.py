@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Outputs
-from modelzoo_trainer.core.step_check import StepCheck
-from modelzoo_trainer.models.structure import ModelStructure
+from modelzoo_trainer.core.parts.step_check import StepCheck
+from modelzoo_trainer.core.parts.structure import ModelStructure
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.checkpointing.state_json import uncompiled
-from modelzoo_trainer.models.structure import ModelStructure
+from modelzoo_trainer.core.parts.structure import ModelStructure
 
 log = logging.getLogger("modelzoo_trainer.model_ema")
 

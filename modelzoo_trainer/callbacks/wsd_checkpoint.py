@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import checked
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.callbacks.side_checkpoints import (
+from modelzoo_trainer.callbacks.parts.side_checkpoints import (
     SideCheckpoints,
     SideFolder,
     StepName,
     check_is_directory,
 )
 from modelzoo_trainer.checkpointing.manifest import SUFFIX
-from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

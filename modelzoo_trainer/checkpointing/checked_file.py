@@ -17,8 +17,8 @@ import xxhash
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import FileRecord
+from modelzoo_trainer.checkpointing.stores.reading import opened
 from modelzoo_trainer.errors import CheckpointError, StoreError, reason_of
-from modelzoo_trainer.stores.reading import opened
 
 CHUNK: Final = 1 << 22  # bytes per read, hashed while they are in the cache
 NUM_AHEAD: Final = 8  # chunks read ahead

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from modelzoo_trainer.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 from modelzoo_trainer.checkpointing.folder import LATEST
 from modelzoo_trainer.checkpointing.overview import (
     Overview,
@@ -24,9 +25,8 @@ from modelzoo_trainer.checkpointing.overview import (
     table,
 )
 from modelzoo_trainer.checkpointing.store_arguments import bring_here, push_deletions, upload
+from modelzoo_trainer.checkpointing.stores.urls import is_url
 from modelzoo_trainer.errors import ConfigError, ModelZooError
-from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
-from modelzoo_trainer.stores.urls import is_url
 
 _PROG: Final = "python -m modelzoo_trainer.checkpointing"
 _EXAMPLES: Final = {

@@ -45,9 +45,9 @@ from modelzoo_trainer.checkpointing.shard_writing import (
     write_share,
 )
 from modelzoo_trainer.checkpointing.sharded import dtype_of, flatten, unflatten
+from modelzoo_trainer.checkpointing.stores.apart import attempt_for, lies_apart
 from modelzoo_trainer.checkpointing.transaction import CheckpointTransaction, WriteFile
 from modelzoo_trainer.errors import CheckpointError, DiskError, is_refusal_of_disk
-from modelzoo_trainer.stores.apart import attempt_for, lies_apart
 
 
 class CheckpointWriter(StorageWriter):

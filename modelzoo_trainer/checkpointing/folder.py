@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE, is_file_name, read_manifest
+from modelzoo_trainer.checkpointing.stores.deleting import forget
 from modelzoo_trainer.errors import CheckpointError, NewerFormat, folder_reason
-from modelzoo_trainer.stores.deleting import forget
 
 log = logging.getLogger("modelzoo_trainer.checkpointing")
 

@@ -23,8 +23,8 @@ from modelzoo_trainer.checkpointing.manifest import (
 )
 from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardedTensor
 from modelzoo_trainer.checkpointing.sharded import as_saved, dtype_of, narrowed, read_index
+from modelzoo_trainer.checkpointing.stores.reading import opened
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.stores.reading import opened
 
 _MODEL: Final = ("model",)  # keys of the state
 _AVERAGE: Final = ("callbacks", "ModelEma", "average")

@@ -30,6 +30,7 @@ from modelzoo_trainer.checkpointing.manifest import (
 )
 from modelzoo_trainer.checkpointing.shard_index import SHARDS
 from modelzoo_trainer.checkpointing.state_json import Encoder, Tensors, decode
+from modelzoo_trainer.checkpointing.stores.reading import complete
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes, bytes_of
 from modelzoo_trainer.checkpointing.tensor_header import read_header
 from modelzoo_trainer.checkpointing.transaction import (
@@ -39,7 +40,6 @@ from modelzoo_trainer.checkpointing.transaction import (
     plain_facts,
 )
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.stores.reading import complete
 
 Files: TypeAlias = Mapping[str, Iterable[bytes | memoryview]]
 """Content of the files: by name, in pieces."""

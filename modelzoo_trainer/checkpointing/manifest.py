@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import xxhash
 
+from modelzoo_trainer.base.regular_files import open_regular
 from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.stores.reading import is_in_mirror
 from modelzoo_trainer.errors import CheckpointError, NewerFormat, reason_of
-from modelzoo_trainer.regular_files import open_regular
-from modelzoo_trainer.stores.reading import is_in_mirror
 
 FORMAT_VERSION: Final = 2
 MANIFEST: Final = "manifest.json"

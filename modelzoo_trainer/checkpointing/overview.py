@@ -21,9 +21,9 @@ from modelzoo_trainer.checkpointing.manifest import (
     read_manifest,
 )
 from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardIndex, parse_index
+from modelzoo_trainer.checkpointing.stores.reading import complete, is_in_mirror
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, read_header
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.stores.reading import complete, is_in_mirror
 
 _UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
 

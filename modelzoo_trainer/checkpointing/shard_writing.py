@@ -47,10 +47,10 @@ from modelzoo_trainer.checkpointing.shard_index import (
 )
 from modelzoo_trainer.checkpointing.sharded import as_stored, flatten
 from modelzoo_trainer.checkpointing.state_json import Encoder
+from modelzoo_trainer.checkpointing.stores.apart import folder_for_upload, upload
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, bytes_of, can_hold
 from modelzoo_trainer.checkpointing.transaction import WriteFile
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.stores.apart import folder_for_upload, upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

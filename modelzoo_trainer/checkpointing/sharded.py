@@ -25,9 +25,9 @@ from modelzoo_trainer.checkpointing.shard_index import (
     parse_index,
 )
 from modelzoo_trainer.checkpointing.state_json import Tensors, decode
+from modelzoo_trainer.checkpointing.stores.reading import complete
 from modelzoo_trainer.checkpointing.tensor_file import checked_tensors
 from modelzoo_trainer.errors import CheckpointError, reason_of
-from modelzoo_trainer.stores.reading import complete
 
 Place: TypeAlias = tuple[str, str]
 """A tensor in a file: the file, the name in it."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.checkpointing.folder import LATEST, list_checkpoints
+from modelzoo_trainer.checkpointing.stores.lease import open_lease
+from modelzoo_trainer.checkpointing.stores.mirror import MANIFEST, Mirror, mirror_of, open_mirror
+from modelzoo_trainer.checkpointing.stores.pulling import IS_PART, fetch, pull
+from modelzoo_trainer.checkpointing.stores.pushing import Pusher
+from modelzoo_trainer.checkpointing.stores.record import deletions
+from modelzoo_trainer.checkpointing.stores.uploader import Uploader
+from modelzoo_trainer.checkpointing.stores.urls import StoreUrl, is_url, parse_url
 from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
-from modelzoo_trainer.stores.lease import open_lease
-from modelzoo_trainer.stores.mirror import MANIFEST, Mirror, mirror_of, open_mirror
-from modelzoo_trainer.stores.pulling import IS_PART, fetch, pull
-from modelzoo_trainer.stores.pushing import Pusher
-from modelzoo_trainer.stores.record import deletions
-from modelzoo_trainer.stores.uploader import Uploader
-from modelzoo_trainer.stores.urls import StoreUrl, is_url, parse_url
 
 _NAMES: Final = ("path", "paths", "before", "after", "source")
 _PATIENCE_S: Final = 300.0

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from modelzoo_trainer.base.regular_files import open_regular
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.checked_file import checked_json, record_of_name
 from modelzoo_trainer.checkpointing.file_writing import write_file
@@ -36,7 +37,6 @@ from modelzoo_trainer.checkpointing.tensor_file import bytes_of, checked_tensors
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
 from modelzoo_trainer.checkpointing.torch_file import SUFFIXES
 from modelzoo_trainer.errors import CheckpointError, folder_reason
-from modelzoo_trainer.regular_files import open_regular
 
 
 def holds_weights(path: Path) -> bool:

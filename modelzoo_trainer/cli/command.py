@@ -10,6 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
+from modelzoo_trainer.base.exit_codes import INTERRUPTED
+from modelzoo_trainer.base.sibling import require_sibling
+from modelzoo_trainer.base.stderr import open_missing_streams, say
 from modelzoo_trainer.cli import converting, inspecting
 from modelzoo_trainer.cli.distributed_run import (
     Report,
@@ -28,13 +31,10 @@ from modelzoo_trainer.cli.plans import (
 from modelzoo_trainer.cli.runner import Runner, answered, fail, refuse, refuse_path
 from modelzoo_trainer.cli.signals import Phase, StopRequests
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.exit_codes import INTERRUPTED
-from modelzoo_trainer.sibling import require_sibling
-from modelzoo_trainer.stderr import open_missing_streams, say
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.devices import World
-    from modelzoo_trainer.supervisor.settings import Settings
+    from modelzoo_trainer.base.devices import World
+    from modelzoo_trainer.tools.supervisor.settings import Settings
 
 # by --compile-only
 _UNUSED: Final = ("checkpoint=null", "loggers=[]", "autorestart=null", "progress=none")
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
 
 def _report_runs(words: Sequence[str]) -> int:
     """Write a report; its module is imported only now, as it brings a plotting library."""
-    command = import_module("modelzoo_trainer.report.command")
+    command = import_module("modelzoo_trainer.tools.report.command")
     parser = command_parser("report")
     command.add_arguments(parser)
     options = parser.parse_args(words)
@@ -94,13 +94,13 @@ def _report_runs(words: Sequence[str]) -> int:
 
 
 def _launch(words: Sequence[str]) -> int:
-    from modelzoo_trainer.launch.command import main as launch
+    from modelzoo_trainer.tools.launch.command import main as launch
 
     return launch(words)
 
 
 def _convert_config(words: Sequence[str]) -> int:
-    from modelzoo_trainer.config.foreign.command import parser, run
+    from modelzoo_trainer.tools.foreign_configs.command import parser, run
 
     options = parser(f"{PROG} config").parse_args(words)
 
@@ -113,7 +113,7 @@ def _convert_config(words: Sequence[str]) -> int:
 
 def _preprocess(words: Sequence[str]) -> int:
     """Convert data to rows; nothing of it imports torch."""
-    from modelzoo_trainer.preprocessing.command import add_arguments, run
+    from modelzoo_trainer.zoo.rows.preprocessing.command import add_arguments, run
 
     parser = command_parser("data_preprocess")
     add_arguments(parser)
@@ -205,7 +205,7 @@ def _compile(
 
 def _restarts(options: argparse.Namespace) -> list[Settings]:
     """Return the restart settings of each trainer; none if the file does not ask for restarts."""
-    from modelzoo_trainer.supervisor.settings import read_settings
+    from modelzoo_trainer.tools.supervisor.settings import read_settings
 
     return read_settings(
         options.params,
@@ -225,8 +225,8 @@ def _command(argv: Sequence[str] | None, names: MakeNames | None) -> list[str] |
 
 
 def _supervise(command: list[str], restarts: list[Settings], words: Sequence[str]) -> int:
-    from modelzoo_trainer.config.secrets import hide_in_command
-    from modelzoo_trainer.supervisor.supervising import supervise
+    from modelzoo_trainer.base.secrets import hide_in_command
+    from modelzoo_trainer.tools.supervisor.supervising import supervise
 
     try:
         return supervise(command, restarts, _log_restart, shown=hide_in_command(words))
@@ -241,8 +241,8 @@ def _log_restart(text: str) -> None:
 def _run_as_child(
     options: argparse.Namespace, names: MakeNames, words: Sequence[str], requests: StopRequests
 ) -> int:
-    from modelzoo_trainer.supervisor.child import Child
-    from modelzoo_trainer.supervisor.protocol import LaunchSpec, without_launch_spec
+    from modelzoo_trainer.tools.supervisor.child import Child
+    from modelzoo_trainer.tools.supervisor.protocol import LaunchSpec, without_launch_spec
 
     try:
         child = Child(LaunchSpec.parse(options.supervised))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from modelzoo_trainer.dtypes import dtype_name, torch_dtype
+from modelzoo_trainer.base.dtypes import dtype_name, torch_dtype
+from modelzoo_trainer.base.exit_codes import DONE, WRONG_USE
 from modelzoo_trainer.errors import CheckpointError, ConfigError
-from modelzoo_trainer.exit_codes import DONE, WRONG_USE
 
 _LAYOUTS: Final = ("hf", "cerebras")
 _DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
@@ -109,8 +109,8 @@ def _convert(options: argparse.Namespace) -> list[str]:
 
     from modelzoo_trainer.config.loader import to_yaml
     from modelzoo_trainer.config.model_sections import models_in
-    from modelzoo_trainer.conversion.command import Request, convert
-    from modelzoo_trainer.planning.figures import bytes_of
+    from modelzoo_trainer.tools.planning.figures import bytes_of
+    from modelzoo_trainer.zoo.conversion.command import Request, convert
 
     return convert(
         Request(

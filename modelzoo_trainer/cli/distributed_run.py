@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from modelzoo_trainer.base.exit_codes import FAILED, INTERRUPTED, WRONG_USE, exit_code
+from modelzoo_trainer.base.secrets import hide_in_text
+from modelzoo_trainer.base.stderr import say
 from modelzoo_trainer.cli.signals import StopRequests
-from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.exit_codes import FAILED, INTERRUPTED, WRONG_USE, exit_code
-from modelzoo_trainer.stderr import say
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.devices import Failure, World
+    from modelzoo_trainer.base.devices import Failure, World
 
 Report = Callable[[str, int], int]
 """Prints why a process exits, and returns the exit code."""
@@ -156,7 +156,7 @@ def run_distributed(task: Callable[[World, Report], int], requests: StopRequests
         be_quiet()
     joined: list[World] = []
     requests.watch(lambda name: _end_at_once(name, joined))
-    from modelzoo_trainer.devices import BackendError, join
+    from modelzoo_trainer.base.devices import BackendError, join
 
     try:
         processes = join()

@@ -8,9 +8,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from modelzoo_trainer.base.exit_codes import DONE, FAILED, WRONG_USE
 from modelzoo_trainer.cli.plans import MakeNames, import_modules, load_plans
 from modelzoo_trainer.cli.runner import fail
-from modelzoo_trainer.exit_codes import DONE, FAILED, WRONG_USE
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def check(options: argparse.Namespace, names: MakeNames) -> int:
     """Check a file and print what would run; return 2 if that cannot run here."""
-    from modelzoo_trainer.config.report import hook_order, report, runs_here, verdict
-    from modelzoo_trainer.config.secrets import hide_in_text
+    from modelzoo_trainer.base.secrets import hide_in_text
+    from modelzoo_trainer.config.printout import hook_order, report, runs_here, verdict
 
     plans = load_plans(options, names, for_a_run=False)
     texts = [f"{options.params} is valid (nothing was built)."]
@@ -36,8 +36,8 @@ def check(options: argparse.Namespace, names: MakeNames) -> int:
 
 def plan(options: argparse.Namespace, names: MakeNames) -> int:
     """Print what training would take; return 1 if it does not fit in the memory."""
-    from modelzoo_trainer.config.secrets import hide_in_text
-    from modelzoo_trainer.planning.command import plan_on_paper
+    from modelzoo_trainer.base.secrets import hide_in_text
+    from modelzoo_trainer.tools.planning.command import plan_on_paper
 
     given = list(options.changes)
 

@@ -70,7 +70,7 @@ def import_modules(options: argparse.Namespace) -> list[ModuleType]:
     Raises:
         ConfigError: If there is no such module.
     """
-    from modelzoo_trainer.user_modules import import_module
+    from modelzoo_trainer.base.user_modules import import_module
 
     try:
         return [import_module(name) for name in options.modules]

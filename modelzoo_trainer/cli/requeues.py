@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.regular_files import read_bytes
 from modelzoo_trainer.callback import Callback
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.regular_files import read_bytes
-from modelzoo_trainer.supervisor.protocol import write_json
+from modelzoo_trainer.tools.supervisor.protocol import write_json
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

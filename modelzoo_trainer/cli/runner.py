@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelzoo_trainer.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE, exit_code
+from modelzoo_trainer.base.secrets import hide_in_text
+from modelzoo_trainer.base.stderr import say
 from modelzoo_trainer.cli.distributed_run import Report, job_requeues, report_alone, was_restarted
 from modelzoo_trainer.cli.signals import Phase, StopRequests
-from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError, ModelZooError, long_name
-from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE, exit_code
-from modelzoo_trainer.stderr import say
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.base.devices import StopRecord, World
     from modelzoo_trainer.config.plan import TrainerPlan
-    from modelzoo_trainer.devices import StopRecord, World
-    from modelzoo_trainer.supervisor.child import Child
+    from modelzoo_trainer.tools.supervisor.child import Child
 
 
 class Runner:
@@ -78,7 +78,7 @@ class Runner:
 
     def _stopped_before(self) -> str | None:
         """Return what stopped the run before torchrun restarted it; None if nothing."""
-        from modelzoo_trainer.devices import BackendError, StopRecord
+        from modelzoo_trainer.base.devices import BackendError, StopRecord
 
         try:
             self._stops = StopRecord(self.processes)
@@ -100,9 +100,9 @@ class Runner:
         """
         if self.processes is None:
             return
+        from modelzoo_trainer.base.devices import BackendError
+        from modelzoo_trainer.base.secrets import without_secrets
         from modelzoo_trainer.config.loader import to_yaml
-        from modelzoo_trainer.config.secrets import without_secrets
-        from modelzoo_trainer.devices import BackendError
 
         texts = [f"mode: {plan.mode}\n{to_yaml(without_secrets(plan.resolved))}" for plan in plans]
         try:
@@ -115,8 +115,8 @@ class Runner:
             raise ConfigError(str(error)) from None
 
     def _run(self, number: int, plan: TrainerPlan) -> int:
+        from modelzoo_trainer.base.devices import BackendError, BackendUnavailable
         from modelzoo_trainer.core.artifact_dir import remove_unused
-        from modelzoo_trainer.devices import BackendError, BackendUnavailable
 
         self._say_notes(plan)
         self.requests.set_phase(Phase.STARTING)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
-from modelzoo_trainer.exit_codes import STOP_SIGNALS, exit_code
+from modelzoo_trainer.base.exit_codes import STOP_SIGNALS, exit_code
 
 
 class Phase(enum.Enum):

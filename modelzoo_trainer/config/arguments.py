@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from modelzoo_trainer.annotations import (
+from modelzoo_trainer.base.annotations import (
     adapter_of,
     annotations_of,
     converted,
@@ -21,6 +21,7 @@ from modelzoo_trainer.annotations import (
     misfit,
     writable,
 )
+from modelzoo_trainer.base.foreign_names import ARGUMENTS, advice_for
 from modelzoo_trainer.config import loader
 from modelzoo_trainer.config.positions import (
     Mapping,
@@ -32,7 +33,6 @@ from modelzoo_trainer.config.positions import (
     to_plain,
 )
 from modelzoo_trainer.errors import suggest
-from modelzoo_trainer.foreign_names import ARGUMENTS, advice_for
 
 _BOOLEANS_BEFORE: Final = {"on", "off", "yes", "no", "y", "n"}  # YAML 1.1 took them as booleans
 

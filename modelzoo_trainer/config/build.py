@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from modelzoo_trainer.base.secrets import HIDDEN, hiding, stands_for_secret, without_secrets
+from modelzoo_trainer.checkpointing.stores.urls import is_url, parse_url
 from modelzoo_trainer.config.components import Component, check_keys, check_list, check_plain
 from modelzoo_trainer.config.device import check_device
 from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
@@ -25,7 +27,6 @@ from modelzoo_trainer.config.positions import (
     is_null,
     to_plain,
 )
-from modelzoo_trainer.config.secrets import HIDDEN, hiding, stands_for_secret, without_secrets
 from modelzoo_trainer.config.sections import (
     INIT_KEYS,
     OPTIONAL_CALL,
@@ -44,7 +45,6 @@ from modelzoo_trainer.config.sections import (
 )
 from modelzoo_trainer.config.sparsity import check_sparsity
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.stores.urls import is_url, parse_url
 
 TRAINER_KEYS: Final = ("init", *METHODS)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from modelzoo_trainer.annotations import adapter_of
+from modelzoo_trainer.base.annotations import adapter_of
+from modelzoo_trainer.base.secrets import hiding
 from modelzoo_trainer.config.arguments import (
     Check,
     Parameter,
@@ -30,7 +31,6 @@ from modelzoo_trainer.config.positions import (
     is_null,
     option_in,
 )
-from modelzoo_trainer.config.secrets import hiding
 from modelzoo_trainer.errors import ConfigError, suggest
 
 
@@ -65,7 +65,7 @@ class Component:
         except ConfigError as error:
             raise ConfigError(f"{self.at}: {self.explain(error)}") from error
         except Exception as error:
-            from modelzoo_trainer.devices import is_too_large  # imports torch
+            from modelzoo_trainer.base.devices import is_too_large  # imports torch
 
             if is_too_large(error):
                 what = str(error).partition("\n")[0] or type(error).__name__

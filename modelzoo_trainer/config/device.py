@@ -19,7 +19,7 @@ from modelzoo_trainer.config.positions import (
     is_null,
     to_plain,
 )
-from modelzoo_trainer.csx_flags import flag_problem, is_flag
+from modelzoo_trainer.core.parts.csx_flags import flag_problem, is_flag
 from modelzoo_trainer.errors import ConfigError, suggest
 
 FOREIGN: Final = "csx"  # Cerebras hardware, not supported

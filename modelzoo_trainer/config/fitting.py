@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from modelzoo_trainer.annotations import annotations_of
+from modelzoo_trainer.base.annotations import annotations_of
 from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.spec import HOOKS

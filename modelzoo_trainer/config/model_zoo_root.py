@@ -24,7 +24,7 @@ def with_root(value: Any) -> Any:
     found = _BEGINNING.match(value) if isinstance(value, str) else None
     if found is None:
         return value
-    from modelzoo_trainer.devices import MODELZOO_ROOT, from_environment
+    from modelzoo_trainer.base.devices import MODELZOO_ROOT, from_environment
 
     root = from_environment(MODELZOO_ROOT)
     rest = value[found.end() :]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from types import EllipsisType, ModuleType
 from typing import Any, Final, Self
 
+from modelzoo_trainer.base.foreign_names import CALLBACKS, advice_for
+from modelzoo_trainer.base.user_modules import import_module
 from modelzoo_trainer.config.arguments import Schema
 from modelzoo_trainer.config.positions import Lack, Place, Problems
 from modelzoo_trainer.config.positions import Mapping as MappingNode
 from modelzoo_trainer.errors import ConfigError, suggest
-from modelzoo_trainer.foreign_names import CALLBACKS, advice_for
-from modelzoo_trainer.user_modules import import_module
 
 Advise = Callable[[str, Iterable[str]], str]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
 from typing import Final
 
+from modelzoo_trainer.base.secrets import hide_in_command
 from modelzoo_trainer.config.loader import MAX_DEPTH, read_value
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.plan import METHODS
@@ -21,7 +22,6 @@ from modelzoo_trainer.config.positions import (
     describe,
     is_null,
 )
-from modelzoo_trainer.config.secrets import hide_in_command
 from modelzoo_trainer.errors import ConfigError
 
 _STEP: Final = re.compile(

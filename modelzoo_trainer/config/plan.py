@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
+from modelzoo_trainer.base.constraints import PositiveInt
+from modelzoo_trainer.base.secrets import without_secrets
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.modes import MODES as MODES
 from modelzoo_trainer.config.positions import Problem
-from modelzoo_trainer.config.secrets import without_secrets
-from modelzoo_trainer.constraints import PositiveInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from modelzoo_trainer.annotations import describe as describe_value
-from modelzoo_trainer.config.secrets import hide_in_text
+from modelzoo_trainer.base.annotations import describe as describe_value
+from modelzoo_trainer.base.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError, suggest
 
 

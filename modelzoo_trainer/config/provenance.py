@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from modelzoo_trainer.base.secrets import hide_in_command, left_out, without_secrets
+from modelzoo_trainer.base.versions import git_commit as git_commit
+from modelzoo_trainer.base.versions import versions
 from modelzoo_trainer.config.loader import to_yaml
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.secrets import hide_in_command, left_out, without_secrets
-from modelzoo_trainer.versions import git_commit as git_commit
-from modelzoo_trainer.versions import versions
 
 
 def describe_run(plan: TrainerPlan, command: Sequence[str]) -> str:

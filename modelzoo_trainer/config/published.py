@@ -16,7 +16,7 @@ from importlib.resources import files
 from operator import or_
 from typing import Any, Final
 
-from modelzoo_trainer.annotations import adapter_of
+from modelzoo_trainer.base.annotations import adapter_of
 from modelzoo_trainer.config.arguments import Parameter, Schema
 
 _SECTIONS: Final = {

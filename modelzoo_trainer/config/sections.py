@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from modelzoo_trainer.base.constraints import Call, Progress, Seed
 from modelzoo_trainer.config.arguments import check_value, schema_of
 from modelzoo_trainer.config.components import (
     Component,
@@ -36,7 +37,6 @@ from modelzoo_trainer.config.positions import (
     option_in,
     to_plain,
 )
-from modelzoo_trainer.constraints import Call, Progress, Seed
 from modelzoo_trainer.errors import ConfigError
 
 INIT_KEYS: Final = (

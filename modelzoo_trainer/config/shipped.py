@@ -14,21 +14,20 @@ from typing import Any, Final
 import torch
 
 from modelzoo_trainer import callbacks, core, loggers
-from modelzoo_trainer.config.components import Component
-from modelzoo_trainer.config.fitting import fitting, fitting_callback, with_groups, with_optimizer
-from modelzoo_trainer.config.names import Names, NameTable
-from modelzoo_trainer.config.published import published_fields, published_names, published_schema
-from modelzoo_trainer.core.named_checkpoints import NAMES, listed
-from modelzoo_trainer.data.model_length import NO_LIMIT
-from modelzoo_trainer.data.registry import PROCESSORS, processor_class
-from modelzoo_trainer.devices import (
+from modelzoo_trainer.base.devices import (
     BackendError,
     BackendUnavailable,
     backend_names,
     make_backend,
 )
+from modelzoo_trainer.checkpointing.stores.urls import is_url, parse_url
+from modelzoo_trainer.config.components import Component
+from modelzoo_trainer.config.fitting import fitting, fitting_callback, with_groups, with_optimizer
+from modelzoo_trainer.config.names import Names, NameTable
+from modelzoo_trainer.config.published import published_fields, published_names, published_schema
+from modelzoo_trainer.core.parts.model_length import NO_LIMIT
+from modelzoo_trainer.core.parts.named_checkpoints import NAMES, listed
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.registry import MODELS, model_class
 from modelzoo_trainer.optim import (
     OPTIMIZERS,
     SCHEDULERS,
@@ -37,8 +36,9 @@ from modelzoo_trainer.optim import (
     optimizer_class,
     scheduler_class,
 )
-from modelzoo_trainer.stores.urls import is_url, parse_url
 from modelzoo_trainer.trainer import Trainer
+from modelzoo_trainer.zoo.data.registry import PROCESSORS, processor_class
+from modelzoo_trainer.zoo.models.registry import MODELS, model_class
 
 _OF_A_MODEL: Final = ("params", "adjust_learning_rate", "adamw_params")
 """Arguments of optimizers that refer to a model's parameters."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Mapping as MappingOf
 from typing import Any, Final
 
+from modelzoo_trainer.base.constraints import Fraction
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.components import Component, add_lack, check_plain
 from modelzoo_trainer.config.positions import (
@@ -17,7 +18,6 @@ from modelzoo_trainer.config.positions import (
     describe,
     is_null,
 )
-from modelzoo_trainer.constraints import Fraction
 from modelzoo_trainer.errors import ConfigError, suggest
 
 _CURVED: Final = ("sparsity", "schedule", "drop_fraction")  # numbers, or curves of the step
@@ -26,7 +26,7 @@ _CURVED: Final = ("sparsity", "schedule", "drop_fraction")  # numbers, or curves
 def check_sparsity(place: Place, problems: Problems) -> Component | None:
     """Return the algorithm of the section; None with problems added if it is invalid."""
     # Imported here because it imports torch, which a file without the section does not need.
-    from modelzoo_trainer.sparsity import Group, Static
+    from modelzoo_trainer.optim.sparsity import Group, Static
 
     if isinstance(place.node, Mapping):
         return _check_one(place, problems)
@@ -41,7 +41,7 @@ def check_sparsity(place: Place, problems: Problems) -> Component | None:
 
 
 def _check_one(place: Place, problems: Problems) -> Component | None:
-    from modelzoo_trainer.sparsity import ALGORITHMS, Group, Static
+    from modelzoo_trainer.optim.sparsity import ALGORITHMS, Group, Static
 
     num_before = problems.num_added
     found = _choice(place, "algorithm", ALGORITHMS, problems, default="static")
@@ -84,7 +84,7 @@ def _check_groups(place: Place, problems: Problems) -> list[Component | None]:
 
 
 def _check_curve(place: Place, problems: Problems) -> None:
-    from modelzoo_trainer.sparsity import CURVES
+    from modelzoo_trainer.optim.sparsity import CURVES
 
     found = _choice(place, "type", CURVES, problems)
     if found is not None:
@@ -94,7 +94,7 @@ def _check_curve(place: Place, problems: Problems) -> None:
 
 
 def _check_update(place: Place | None, problems: Problems) -> None:
-    from modelzoo_trainer.sparsity import UpdateAt, UpdateEvery
+    from modelzoo_trainer.optim.sparsity import UpdateAt, UpdateEvery
 
     if place is not None and isinstance(place.node, Mapping):
         form: Callable[..., Any] = UpdateEvery if is_null(_node(place, "steps")) else UpdateAt

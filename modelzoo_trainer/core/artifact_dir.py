@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback
+from modelzoo_trainer.checkpointing.stores.mirror import mirror_of
+from modelzoo_trainer.checkpointing.stores.urls import is_url, parse_url
 from modelzoo_trainer.core.run_lock import LOCK_NAME
 from modelzoo_trainer.errors import ConfigError, unusable
-from modelzoo_trainer.stores.mirror import mirror_of
-from modelzoo_trainer.stores.urls import is_url, parse_url
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

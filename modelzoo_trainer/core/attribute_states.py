@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.state_json import uncompiled
-from modelzoo_trainer.core.optimizer_facts import check_shapes
+from modelzoo_trainer.core.parts.optimizer_facts import check_shapes
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.core.schedulers import like_own, plain_state
 from modelzoo_trainer.errors import OF_ANOTHER_RUN, ONLY_MODEL, CheckpointMismatch, ConfigError

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import NonNegativeInt, PositiveInt, Seconds, checked
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Seconds, checked
-from modelzoo_trainer.watchdog import Position, Watchdog
+from modelzoo_trainer.core.parts.watchdog import Position, Watchdog
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.devices import Backend, BackendError, BackendUnavailable, make_backend
 from modelzoo_trainer.callback import CoreCallback
-from modelzoo_trainer.devices import Backend, BackendError, BackendUnavailable, make_backend
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -14,28 +14,29 @@ from weakref import WeakSet
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem, refuse_newer
-from modelzoo_trainer.checkpointing.restoring import parts_of, restoring
-from modelzoo_trainer.constraints import (
+from modelzoo_trainer.base.constraints import (
     FinitePositiveFloat,
     Flag,
     NonNegativeInt,
     PositiveInt,
     checked,
 )
-from modelzoo_trainer.conversion.loading import read_weights_for, refuse_without_weights
+from modelzoo_trainer.base.shown_path import shown_path
+from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem, refuse_newer
+from modelzoo_trainer.checkpointing.restoring import parts_of, restoring
+from modelzoo_trainer.checkpointing.stores.urls import is_url, parse_url
 from modelzoo_trainer.core.artifact_dir import folder_of
-from modelzoo_trainer.core.checkpoint_writer import (
+from modelzoo_trainer.core.model import ModelCallback
+from modelzoo_trainer.core.parts.checkpoint_writer import (
     CheckpointSaver,
     CheckpointSchedule,
     facts_of,
     prepare,
     was_written_before,
 )
-from modelzoo_trainer.core.memory_snapshots import MemorySettings, MemorySnapshots
-from modelzoo_trainer.core.model import ModelCallback
-from modelzoo_trainer.core.named_checkpoints import (
+from modelzoo_trainer.core.parts.memory_snapshots import MemorySettings, MemorySnapshots
+from modelzoo_trainer.core.parts.named_checkpoints import (
     BEST,
     LAST,
     best_in,
@@ -44,17 +45,16 @@ from modelzoo_trainer.core.named_checkpoints import (
     note_best,
     note_untrained,
 )
+from modelzoo_trainer.core.parts.states import like_of, load_states, part_of
 from modelzoo_trainer.core.run_lock import FolderLock
-from modelzoo_trainer.core.states import like_of, load_states, part_of
 from modelzoo_trainer.errors import (
     CheckpointError,
     ConfigError,
     NoCheckpoint,
     is_refusal_of_disk,
 )
-from modelzoo_trainer.interceptors import Interceptable, event
-from modelzoo_trainer.shown_path import shown_path
-from modelzoo_trainer.stores.urls import is_url, parse_url
+from modelzoo_trainer.hooks.interceptors import Interceptable, event
+from modelzoo_trainer.zoo.conversion.loading import read_weights_for, refuse_without_weights
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -166,7 +166,7 @@ class Checkpoint(CoreCallback, Interceptable):
         self.memory = None
         """The snapshots in memory; None = none are written."""
         if memory is not None:
-            from modelzoo_trainer.nested_settings import made  # imports pydantic, slowly
+            from modelzoo_trainer.base.nested_settings import made  # imports pydantic, slowly
 
             self.memory = MemorySnapshots(made(MemorySettings, memory, "checkpoint.memory"))
         self.is_in_memory = False

@@ -14,7 +14,7 @@ from modelzoo_trainer.callback import CoreCallback, Loader
 from modelzoo_trainer.errors import StopTraining
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.devices import Comm
+    from modelzoo_trainer.base.devices import Comm
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.early_exit")

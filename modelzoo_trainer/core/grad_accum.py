@@ -13,16 +13,16 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.base.devices import map_tensors
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
-from modelzoo_trainer.data.batches import batch_size_of
-from modelzoo_trainer.devices import map_tensors
 from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError
+from modelzoo_trainer.loading.batches import batch_size_of
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.base.devices import Backend
     from modelzoo_trainer.core.dataloader import DataLoaderCallback
     from modelzoo_trainer.core.logging import Logging
     from modelzoo_trainer.core.run_schedule import RunSchedule
-    from modelzoo_trainer.devices import Backend
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.grad_accum")

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer import stderr
+from modelzoo_trainer.base import stderr
+from modelzoo_trainer.base.exit_codes import PREEMPTED, STOP_SIGNALS
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader
-from modelzoo_trainer.exit_codes import PREEMPTED, STOP_SIGNALS
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import NonNegativeInt, checked
+from modelzoo_trainer.base.devices import BackendError, host_value
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
-from modelzoo_trainer.closures import active
-from modelzoo_trainer.constraints import NonNegativeInt, checked
-from modelzoo_trainer.core.run_log import RunLog
-from modelzoo_trainer.devices import BackendError, host_value
+from modelzoo_trainer.core.parts.closures import active
+from modelzoo_trainer.core.parts.run_log import RunLog
 from modelzoo_trainer.errors import ModelZooError
 from modelzoo_trainer.hooks.table import HookTable
 

@@ -11,10 +11,10 @@ from annotated_types import Predicate
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import NonNegativeInt, PositiveInt, Seconds, checked
+from modelzoo_trainer.base.devices import Stream
 from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
 from modelzoo_trainer.checkpointing.restoring import whole_number
-from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Seconds, checked
-from modelzoo_trainer.devices import Stream
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.devices import Backend, Exchange, map_tensors
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
-from modelzoo_trainer.devices import Backend, Exchange, map_tensors
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.labels import ValidationLabels
 

@@ -14,10 +14,12 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.base.constraints import Call
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
-from modelzoo_trainer.constraints import Call
-from modelzoo_trainer.core.model_call import ModelCalls
+from modelzoo_trainer.core.parts.freezing import in_evaluation_mode, set_training_mode
+from modelzoo_trainer.core.parts.model_call import ModelCalls
+from modelzoo_trainer.core.parts.shared_weights import with_shared
 from modelzoo_trainer.errors import (
     OF_ANOTHER_RUN,
     ONLY_WHAT_FITS,
@@ -25,9 +27,7 @@ from modelzoo_trainer.errors import (
     CheckpointMismatch,
     ConfigError,
 )
-from modelzoo_trainer.interceptors import Interceptable, event
-from modelzoo_trainer.models.freezing import in_evaluation_mode, set_training_mode
-from modelzoo_trainer.models.shared_weights import with_shared
+from modelzoo_trainer.hooks.interceptors import Interceptable, event
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

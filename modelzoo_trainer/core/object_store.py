@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.base.constraints import NonNegativeFloat, Seconds, checked
+from modelzoo_trainer.base.regular_files import read_bytes
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.load_save import verify_files
-from modelzoo_trainer.constraints import NonNegativeFloat, Seconds, checked
-from modelzoo_trainer.core.artifact_dir import folder_of
-from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
-from modelzoo_trainer.regular_files import read_bytes
-from modelzoo_trainer.stores.apart import bring, remove_leftovers
-from modelzoo_trainer.stores.cache import make_room
-from modelzoo_trainer.stores.mirror import (
+from modelzoo_trainer.checkpointing.stores.apart import bring, remove_leftovers
+from modelzoo_trainer.checkpointing.stores.cache import make_room
+from modelzoo_trainer.checkpointing.stores.mirror import (
     MANIFEST,
     Mirror,
     attempt_of,
@@ -35,9 +33,11 @@ from modelzoo_trainer.stores.mirror import (
     open_mirror,
     resolve,
 )
-from modelzoo_trainer.stores.pulling import fetch, pull
-from modelzoo_trainer.stores.session import Session, Times
-from modelzoo_trainer.stores.urls import StoreUrl, is_url, parse_url
+from modelzoo_trainer.checkpointing.stores.pulling import fetch, pull
+from modelzoo_trainer.checkpointing.stores.session import Session, Times
+from modelzoo_trainer.checkpointing.stores.urls import StoreUrl, is_url, parse_url
+from modelzoo_trainer.core.artifact_dir import folder_of
+from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.core.checkpoint import Checkpoint

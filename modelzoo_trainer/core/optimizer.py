@@ -16,12 +16,12 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.core.attribute_states import parameters_beside, values_of
-from modelzoo_trainer.core.manual_steps import ManualSteps, check_manual
-from modelzoo_trainer.core.optimizer_state import OptimizerState
+from modelzoo_trainer.core.parts.manual_steps import ManualSteps, check_manual
+from modelzoo_trainer.core.parts.optimizer_state import OptimizerState
+from modelzoo_trainer.core.parts.structure import ModelStructure
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.errors import OF_ANOTHER_RUN, ONLY_MODEL, CheckpointMismatch, ConfigError
-from modelzoo_trainer.interceptors import Interceptable, event
-from modelzoo_trainer.models.structure import ModelStructure
+from modelzoo_trainer.hooks.interceptors import Interceptable, event
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -14,11 +14,11 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveFloat, PositiveInt, checked
+from modelzoo_trainer.base.devices import Backend
+from modelzoo_trainer.base.dtypes import HalfFloat, dtype_name
 from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
-from modelzoo_trainer.constraints import PositiveFloat, PositiveInt, checked
-from modelzoo_trainer.core.step_check import StepCheck
-from modelzoo_trainer.devices import Backend
-from modelzoo_trainer.dtypes import HalfFloat, dtype_name
+from modelzoo_trainer.core.parts.step_check import StepCheck
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

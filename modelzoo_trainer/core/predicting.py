@@ -15,9 +15,10 @@ from torch.nn import Module
 from torch.utils.data import DataLoader, RandomSampler
 from typing_extensions import override
 
+from modelzoo_trainer.base.shown_path import shown_path
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs
 from modelzoo_trainer.core.artifact_dir import folder_of
-from modelzoo_trainer.core.prediction_store import (
+from modelzoo_trainer.core.parts.prediction_store import (
     Number,
     Place,
     PredictionStore,
@@ -26,17 +27,16 @@ from modelzoo_trainer.core.prediction_store import (
     remove_earlier,
     write_index,
 )
+from modelzoo_trainer.core.parts.predictions import Part, Predictions
 from modelzoo_trainer.core.summary import loaded_step_of
-from modelzoo_trainer.data.processor import SeededSampler
-from modelzoo_trainer.data.static_shapes import PadLastBatch
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.sharding import drops_last, is_split_already
 from modelzoo_trainer.loading.sources import split_of
-from modelzoo_trainer.predictions import Part, Predictions
-from modelzoo_trainer.shown_path import shown_path
+from modelzoo_trainer.loading.static_shapes import PadLastBatch
+from modelzoo_trainer.zoo.data.processor import SeededSampler
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.devices import Comm
+    from modelzoo_trainer.base.devices import Comm
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.predict")

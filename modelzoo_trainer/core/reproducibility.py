@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import Seed, checked
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.restoring import whole_number
-from modelzoo_trainer.constraints import Seed, checked
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.devices import Backend
+    from modelzoo_trainer.base.devices import Backend
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.reproducibility")

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.regular_files import require_regular
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.errors import ConfigError, unusable
-from modelzoo_trainer.regular_files import require_regular
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, StateDict
 from modelzoo_trainer.checkpointing.restoring import check_kinds, kinds
-from modelzoo_trainer.core.scheduler_settings import (
+from modelzoo_trainer.core.parts.scheduler_settings import (
     Beginning,
     Settings,
     changes,
@@ -30,7 +30,7 @@ from modelzoo_trainer.errors import (
     ConfigError,
     suggest,
 )
-from modelzoo_trainer.interceptors import Interceptable, event
+from modelzoo_trainer.hooks.interceptors import Interceptable, event
 from modelzoo_trainer.optim import Scheduler, check_conflicts
 
 if TYPE_CHECKING:

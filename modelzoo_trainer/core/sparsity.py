@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names
+from modelzoo_trainer.core.parts.structure import ModelStructure
 from modelzoo_trainer.errors import (
     OF_ANOTHER_RUN,
     ONLY_MODEL,
@@ -21,8 +22,7 @@ from modelzoo_trainer.errors import (
     CheckpointMismatch,
     ConfigError,
 )
-from modelzoo_trainer.models.structure import ModelStructure
-from modelzoo_trainer.sparsity import (
+from modelzoo_trainer.optim.sparsity import (
     SparseParam,
     algorithms_of,
     prune_gradients,

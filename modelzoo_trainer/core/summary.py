@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.base.metric_direction import direction_of, is_better
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics, Outputs, StateDict
-from modelzoo_trainer.core.unlogged_metrics import (
+from modelzoo_trainer.core.parts.results import Best, RunResult
+from modelzoo_trainer.core.parts.results_log import log_results, quiet_log, scopes_of
+from modelzoo_trainer.core.parts.unlogged_metrics import (
     hint_at_not_scalar,
     hint_at_unlogged,
     metrics_among,
     not_scalar_tensors,
     why_not_logged,
 )
-from modelzoo_trainer.metric_direction import direction_of, is_better
-from modelzoo_trainer.results import Best, RunResult
-from modelzoo_trainer.results_log import log_results, quiet_log, scopes_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
-from modelzoo_trainer.interceptors import Pair, is_pair
+from modelzoo_trainer.hooks.interceptors import Pair, is_pair
 
 
 class Watcher(Protocol):

@@ -8,14 +8,14 @@ from typing import Any, cast
 from torch.nn import Module
 
 from modelzoo_trainer.callback import Callback, CoreCallback
-from modelzoo_trainer.callback_list import named
-from modelzoo_trainer.core.states import load_states
+from modelzoo_trainer.core.parts.states import load_states
 from modelzoo_trainer.errors import HookError, StopTraining, suggest
 from modelzoo_trainer.hooks.global_callbacks import global_callbacks, watch_global_callbacks
 from modelzoo_trainer.hooks.keyword_calls import KeywordCall, listener_of
 from modelzoo_trainer.hooks.model_hooks import ModelHooks, unwrapped
+from modelzoo_trainer.hooks.order import named
+from modelzoo_trainer.hooks.plugins import plugin_callbacks
 from modelzoo_trainer.hooks.spec import HOOKS, instance_of, nearest
-from modelzoo_trainer.plugins import plugin_callbacks
 
 
 class HooksHandle:

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 from typing_extensions import override
 
-from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.errors import not_an_end
 from modelzoo_trainer.loading.attribute_values import has_state
 from modelzoo_trainer.loading.batch_seeds import (
@@ -51,6 +50,7 @@ from modelzoo_trainer.loading.source import (
     place_of,
 )
 from modelzoo_trainer.loading.workers import WorkerIterator, shut_down, start_iterator
+from modelzoo_trainer.zoo.data.processor import BatchDataset
 
 log = logging.getLogger("modelzoo_trainer.data")
 

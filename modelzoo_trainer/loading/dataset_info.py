@@ -9,10 +9,10 @@ from typing import Any, Final
 from torch.utils.data import Subset
 
 from modelzoo_trainer.callback import Batch
-from modelzoo_trainer.data.stream import stream_sampler
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.epochs import known_length
 from modelzoo_trainer.loading.position import Position
+from modelzoo_trainer.loading.stream import stream_sampler
 
 log = logging.getLogger("modelzoo_trainer.data")
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.base.devices import Backend, Comm
 from modelzoo_trainer.callback import Batch
-from modelzoo_trainer.devices import Backend, Comm
 from modelzoo_trainer.errors import ConfigError
 
 _WHY: Final = (

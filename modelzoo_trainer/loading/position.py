@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from modelzoo_trainer.base.devices import Backend, Stream, step_seed
 from modelzoo_trainer.checkpointing.restoring import whole_number
-from modelzoo_trainer.devices import Backend, Stream, step_seed
 from modelzoo_trainer.loading.batch_seeds import mixed
 
 LoaderState = dict[str, Any]

@@ -13,8 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.callback import Batch
-from modelzoo_trainer.data.batches import batch_size_of, split_batch
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batches import batch_size_of, split_batch
 from modelzoo_trainer.loading.sample_order import Draw, Watch, draws, is_sliced, order_of
 
 

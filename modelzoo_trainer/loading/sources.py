@@ -9,12 +9,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.callback import Batch
-from modelzoo_trainer.data.sharded_stream import ShardedStream
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.attribute_values import has_state
 from modelzoo_trainer.loading.batch_seeds import collates_plainly
 from modelzoo_trainer.loading.dataloader import PositionedSource, can_be_positioned
 from modelzoo_trainer.loading.position import EpochStart
+from modelzoo_trainer.loading.sharded_stream import ShardedStream
 from modelzoo_trainer.loading.sharding import (
     WHOLE,
     ShardedBatch,

@@ -15,7 +15,6 @@ from torch.utils.data import _utils as torch_workers
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch
-from modelzoo_trainer.data.sharded_stream import ShardedStream
 from modelzoo_trainer.loading.attribute_values import has_state
 from modelzoo_trainer.loading.batch_seeds import DatasetWrapper, mixed, seed_generators, spread
 from modelzoo_trainer.loading.dataloader import (
@@ -34,6 +33,7 @@ from modelzoo_trainer.loading.dataset_state import (
 )
 from modelzoo_trainer.loading.hidden_state import OF_DATA, HiddenState
 from modelzoo_trainer.loading.position import EpochStart, LoaderState
+from modelzoo_trainer.loading.sharded_stream import ShardedStream
 from modelzoo_trainer.loading.sharding import ShardedBatch, ShardInfo, Split
 from modelzoo_trainer.loading.shared_memory import shared
 from modelzoo_trainer.loading.source import (

@@ -9,11 +9,10 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from modelzoo_trainer.base.devices import Backend
 from modelzoo_trainer.callback import Batch, Loader
-from modelzoo_trainer.data.batches import batch_size_of
-from modelzoo_trainer.data.stream import StreamSampler, stream_sampler
-from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batches import batch_size_of
 from modelzoo_trainer.loading.dataset_info import (
     check_limit,
     facts_of,
@@ -50,6 +49,7 @@ from modelzoo_trainer.loading.sources import (
     take_shard,
     until_all_end,
 )
+from modelzoo_trainer.loading.stream import StreamSampler, stream_sampler
 
 log = logging.getLogger("modelzoo_trainer.data")
 

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import signal_handling as torch_signals
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from modelzoo_trainer.base.exit_codes import STOP_SIGNALS
 from modelzoo_trainer.errors import ConfigError, not_an_end
-from modelzoo_trainer.exit_codes import STOP_SIGNALS
 from modelzoo_trainer.loading.batch_seeds import DatasetWrapper
 from modelzoo_trainer.loading.fetchers import check_all_here, checked
 from modelzoo_trainer.loading.shared_memory import note_shared_memory

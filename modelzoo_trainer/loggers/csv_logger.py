@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
+from modelzoo_trainer.base.regular_files import open_regular
 from modelzoo_trainer.callback import Metrics
 from modelzoo_trainer.loggers.file_logger import FileLogger, Line, Loaded, is_test
-from modelzoo_trainer.regular_files import open_regular
 
 Row = dict[str, str]
 

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import Name, checked
 from modelzoo_trainer.callback import Metrics
-from modelzoo_trainer.constraints import Name, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.service_logger import ServiceLogger
 

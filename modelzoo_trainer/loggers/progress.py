@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from annotated_types import Ge
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import checked
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
-from modelzoo_trainer.console.blocks import end_block, start_block
-from modelzoo_trainer.console.display import Display, View, kind_of_console
-from modelzoo_trainer.console.harmless import harmless, known
-from modelzoo_trainer.console.pace import Pace
-from modelzoo_trainer.constraints import checked
+from modelzoo_trainer.core.parts.results_log import log_results, number, scopes_of
 from modelzoo_trainer.loading.epochs import known_length
+from modelzoo_trainer.loggers.console.blocks import end_block, start_block
+from modelzoo_trainer.loggers.console.display import Display, View, kind_of_console
+from modelzoo_trainer.loggers.console.harmless import harmless, known
+from modelzoo_trainer.loggers.console.pace import Pace
 from modelzoo_trainer.loggers.logger import Logger
-from modelzoo_trainer.results_log import log_results, number, scopes_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -24,18 +24,18 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from modelzoo_trainer.base.constructor_arguments import arguments_of, plain
+from modelzoo_trainer.base.devices import device_name
+from modelzoo_trainer.base.regular_files import read_bytes
+from modelzoo_trainer.base.versions import git_commit, versions
 from modelzoo_trainer.callback import Loader
-from modelzoo_trainer.console.harmless import known
-from modelzoo_trainer.constructor_arguments import arguments_of, plain
-from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
-from modelzoo_trainer.data.processor import SeededSampler
-from modelzoo_trainer.devices import device_name
+from modelzoo_trainer.core.parts.optimizer_facts import is_plain, settings_of
 from modelzoo_trainer.loading.epochs import as_loaders
 from modelzoo_trainer.loading.train_data import num_validation_batches
+from modelzoo_trainer.loggers.console.harmless import known
 from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.optim.scheduler import Scheduler
-from modelzoo_trainer.regular_files import read_bytes
-from modelzoo_trainer.versions import git_commit, versions
+from modelzoo_trainer.zoo.data.processor import SeededSampler
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -251,7 +251,7 @@ def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str,
         "platform": platform.platform(),
     }
     if not has_params:
-        from modelzoo_trainer.config.secrets import hide_in_command
+        from modelzoo_trainer.base.secrets import hide_in_command
 
         environment["command"] = " ".join(hide_in_command(sys.argv))
         environment["versions"] = versions()
@@ -382,7 +382,7 @@ def _plain_attributes(part: object, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _without_secrets(settings: Mapping[str, Any]) -> Any:
-    from modelzoo_trainer.config.secrets import without_secrets
+    from modelzoo_trainer.base.secrets import without_secrets
 
     return without_secrets(
         {
@@ -393,6 +393,6 @@ def _without_secrets(settings: Mapping[str, Any]) -> Any:
 
 
 def _hidden(text: str) -> str:
-    from modelzoo_trainer.config.secrets import hide_in_text
+    from modelzoo_trainer.base.secrets import hide_in_text
 
     return hide_in_text(text)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.regular_files import read_bytes, require_regular
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.errors import ModelZooError
 from modelzoo_trainer.loggers.logger import Logger
-from modelzoo_trainer.regular_files import read_bytes, require_regular
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Metrics
-from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.loggers.logger import Logger
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
+from modelzoo_trainer.base.constraints import checked
 from modelzoo_trainer.callback import Loader, Metrics
-from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.service_logger import ServiceLogger
 

@@ -10,7 +10,7 @@ from annotated_types import Lt
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import (
+from modelzoo_trainer.base.constraints import (
     Fraction,
     NonNegativeFloat,
     PositiveFloat,

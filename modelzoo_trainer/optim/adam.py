@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, checked_dataclass
+from modelzoo_trainer.base.constraints import NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.optim.adam_step import AdamStep, Counts, Lists
 from modelzoo_trainer.optim.optimizer import (
     Betas,

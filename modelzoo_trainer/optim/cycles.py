@@ -8,7 +8,7 @@ from typing import Literal
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps
+from modelzoo_trainer.base.constraints import NonNegativeFloat, PositiveFloat, Steps
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.decay import cosine_wave
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, schedule_dataclass

@@ -8,7 +8,7 @@ from math import cos, floor, pi, sqrt
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps
+from modelzoo_trainer.base.constraints import NonNegativeFloat, PositiveFloat, Steps
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, schedule_dataclass
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked_dataclass
+from modelzoo_trainer.base.constraints import Fraction, NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.param_groups import ParamFilter, make_param_groups
 from modelzoo_trainer.optim.scheduler import Group

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 
+from modelzoo_trainer.core.parts.watched_metrics import watch_hints
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.preview import schedule_hints, unused_rate_hint
 from modelzoo_trainer.optim.scheduler import Scheduler
-from modelzoo_trainer.watched_metrics import watch_hints
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

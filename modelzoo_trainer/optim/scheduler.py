@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import dataclass_transform, override
 
-from modelzoo_trainer.constraints import checked_dataclass
+from modelzoo_trainer.base.constraints import checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 
 Group = dict[str, Any]

@@ -9,7 +9,7 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked_dataclass
+from modelzoo_trainer.base.constraints import Fraction, NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.optimizer import GroupOptimizer, OverModel, Tensors, zeros_like
 from modelzoo_trainer.optim.scheduler import Group

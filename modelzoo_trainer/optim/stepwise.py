@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import Milestones, NonNegativeFloat, Steps
+from modelzoo_trainer.base.constraints import Milestones, NonNegativeFloat, Steps
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.functions import function_at
 from modelzoo_trainer.optim.scheduler import LRScheduler, Scheduler, Tags, schedule_dataclass

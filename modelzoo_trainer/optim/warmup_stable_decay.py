@@ -10,7 +10,7 @@ from typing import Literal
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import (
+from modelzoo_trainer.base.constraints import (
     FinitePositiveFloat,
     Fraction,
     NonNegativeFloat,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat
+from modelzoo_trainer.base.constraints import NonNegativeFloat
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import cycles, decay, stepwise
 from modelzoo_trainer.optim.scheduler import (

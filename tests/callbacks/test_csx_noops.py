@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelzoo_trainer.callbacks.csx_noops import DebugArgsPath, WeightCompression
+from modelzoo_trainer.callbacks.parts.csx_noops import DebugArgsPath, WeightCompression
 from modelzoo_trainer.errors import ConfigError
 
 ONE = {"format": "int8", "param_filter": "*"}

@@ -1,4 +1,4 @@
-"""Arguments of EleutherEvalHarness; what it computes is in tests/hugging_face."""
+"""Arguments of EleutherEvalHarness; what it computes is in tests/zoo/hugging_face."""
 
 from __future__ import annotations
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, ValidationLoop
+from modelzoo_trainer.base.devices import BackendError
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
 from modelzoo_trainer.callbacks import flags as flags_module
 from modelzoo_trainer.callbacks.flags import (
     ScopedBigCodeEvalHarnessFlags,
     ScopedEleutherEvalHarnessFlags,
 )
-from modelzoo_trainer.devices import BackendError
 from modelzoo_trainer.errors import ConfigError
 from tests.doubles import make_trainer, tiny_batches
 

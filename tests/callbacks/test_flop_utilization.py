@@ -12,8 +12,8 @@ from modelzoo_trainer.callbacks import flop_utilization, profiler
 from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
 from modelzoo_trainer.callbacks.flop_utilization import FlopCount, FlopUtilization
 from modelzoo_trainer.errors import ConfigError, StopTraining
-from modelzoo_trainer.models.experts import MixtureOfExperts
-from modelzoo_trainer.models.moe_settings import read_moe
+from modelzoo_trainer.zoo.models.experts import MixtureOfExperts
+from modelzoo_trainer.zoo.models.moe_settings import read_moe
 
 # Of `Net` and eight samples: two layers 4 -> 4 and one 4 -> 1 forward, their weights' gradients,
 # and their inputs' but for the first; a product of m x k and k x n has 2mkn operations.

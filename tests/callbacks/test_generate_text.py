@@ -83,7 +83,7 @@ def test_a_tokenizer_file_replaces_the_bytes(make, data, tmp_path):
 
 
 def test_the_shipped_decoder_generates(make):
-    from modelzoo_trainer.models.registry import model_class
+    from modelzoo_trainer.zoo.models.registry import model_class
 
     decoder = model_class("gpt2")
     settings = {"vocab_size": 256, "hidden_size": 8, "num_hidden_layers": 1, "num_heads": 1}

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from modelzoo_trainer import Callback
-from modelzoo_trainer.callbacks.csx_noops import HFCacheDir
+from modelzoo_trainer.callbacks.parts.csx_noops import HFCacheDir
 from modelzoo_trainer.errors import ConfigError
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from modelzoo_trainer import Trainer
 from modelzoo_trainer.callbacks import HuggingFaceCheckpoint, TrainingLoop
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.dpo import Dpo
-from modelzoo_trainer.models.gpt2 import Gpt2
+from modelzoo_trainer.zoo.models.dpo import Dpo
+from modelzoo_trainer.zoo.models.gpt2 import Gpt2
 from tests.distributed.engines import whole
 from tests.distributed.ranks import run_ranks
 

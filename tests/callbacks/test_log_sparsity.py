@@ -2,7 +2,7 @@ import pytest
 
 from modelzoo_trainer import TrainingLoop
 from modelzoo_trainer.callbacks.log_metrics import LogSparsity
-from modelzoo_trainer.sparsity import GMP, RigL
+from modelzoo_trainer.optim.sparsity import GMP, RigL
 
 
 def test_target_and_actual_are_logged_on_log_steps(make, batches, history):

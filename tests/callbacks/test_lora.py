@@ -10,9 +10,9 @@ from torch import nn
 
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import GenerateText
-from modelzoo_trainer.callbacks.lora import Lora, LoraConfig
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import OptimizerFactory, optimizer_class
+from modelzoo_trainer.zoo.callbacks.lora import Lora, LoraConfig
 
 
 class Block(nn.Module):

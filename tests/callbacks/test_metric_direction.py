@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from modelzoo_trainer import Callback
+from modelzoo_trainer.base.metric_direction import direction_of, is_better
 from modelzoo_trainer.callbacks import EarlyStopping, SaveBest
-from modelzoo_trainer.metric_direction import direction_of, is_better
 
 
 class Score(Callback):

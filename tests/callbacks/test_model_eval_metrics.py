@@ -6,7 +6,7 @@ from torch import nn
 
 from modelzoo_trainer import Callback
 from modelzoo_trainer.callbacks import ModelEvalMetrics
-from modelzoo_trainer.models.decoder_names import Gpt2
+from modelzoo_trainer.zoo.models.decoder_names import Gpt2
 from tests.distributed.perplexities import SETTINGS, direct, rows
 
 

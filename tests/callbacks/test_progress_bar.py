@@ -11,8 +11,8 @@ import pytest
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import progress
 from modelzoo_trainer.callbacks.progress import ProgressBar
-from modelzoo_trainer.console.bar import Bar
 from modelzoo_trainer.loggers import ProgressLogger
+from modelzoo_trainer.loggers.console.bar import Bar
 
 
 class Terminal(io.StringIO):

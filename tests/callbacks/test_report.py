@@ -8,7 +8,7 @@ from modelzoo_trainer import Callback, ConfigError
 from modelzoo_trainer.callbacks import Report
 from modelzoo_trainer.callbacks import report as module
 from modelzoo_trainer.loggers import JsonlLogger
-from modelzoo_trainer.report.page import MARKER
+from modelzoo_trainer.tools.report.page import MARKER
 
 
 @pytest.fixture

@@ -3,7 +3,10 @@ import torch
 
 from modelzoo_trainer import Callback, ConfigError, TrainingLoop
 from modelzoo_trainer.callbacks.dump_available_tensor_names import DumpAvailableTensorNames
-from modelzoo_trainer.callbacks.tensor_listeners import NormTensorListener, SummaryTensorListener
+from modelzoo_trainer.callbacks.parts.tensor_listeners import (
+    NormTensorListener,
+    SummaryTensorListener,
+)
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "fake"])
 

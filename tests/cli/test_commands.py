@@ -119,7 +119,7 @@ def test_validate_only_checks_and_runs_nothing(capsys):
 def test_python_paths_are_searched_for_modules(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "zoo_of_python_paths.py").write_text(
-        "from modelzoo_trainer.models.registry import model_class\n"
+        "from modelzoo_trainer.zoo.models.registry import model_class\n"
         "class OwnModel(model_class('fc_mnist')): ...\n"
     )
     given = FILE.replace("name: fc_mnist", "name: OwnModel")
@@ -180,10 +180,10 @@ def test_checkpoint_runs_the_commands_of_checkpoints(capsys):
 
 def of_report(monkeypatch, run):
     """Put a module in the place of the one that writes reports."""
-    module = ModuleType("modelzoo_trainer.report.command")
+    module = ModuleType("modelzoo_trainer.tools.report.command")
     module.add_arguments = lambda parser: parser.add_argument("folders", nargs="+")
     module.run = run
-    monkeypatch.setitem(sys.modules, "modelzoo_trainer.report", ModuleType("report"))
+    monkeypatch.setitem(sys.modules, "modelzoo_trainer.tools.report", ModuleType("report"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 

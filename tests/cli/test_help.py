@@ -11,9 +11,9 @@ from modelzoo_trainer.checkpointing import commands as checkpoint_commands
 from modelzoo_trainer.cli import parser
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.cli.converting import add_command
-from modelzoo_trainer.config.foreign.command import parser as config_parser
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.options import OPTIONS
+from modelzoo_trainer.tools.foreign_configs.command import parser as config_parser
 
 CHECKPOINT = (*checkpoint_commands._EXAMPLES, "convert")
 RUNS = tuple(dict.fromkeys(MODES.values()))

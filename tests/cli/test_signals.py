@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from modelzoo_trainer.base.exit_codes import STOP_SIGNALS, exit_code
 from modelzoo_trainer.cli.signals import Phase, StopRequests
-from modelzoo_trainer.exit_codes import STOP_SIGNALS, exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\

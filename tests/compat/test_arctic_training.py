@@ -23,16 +23,16 @@ from modelzoo_trainer import (
     Trainer,
     TrainingLoop,
 )
+from modelzoo_trainer.base.user_modules import import_module
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.names import NameTable
 from modelzoo_trainer.config.positions import Place, Problems
-from modelzoo_trainer.data.digits import DigitsProcessor
-from modelzoo_trainer.data.synthetic import SyntheticProcessor
-from modelzoo_trainer.data.text_files import TextFileProcessor
-from modelzoo_trainer.interceptors import Interceptable, event
+from modelzoo_trainer.hooks.interceptors import Interceptable, event
 from modelzoo_trainer.loggers import ProgressLogger
-from modelzoo_trainer.user_modules import import_module
+from modelzoo_trainer.zoo.data.digits import DigitsProcessor
+from modelzoo_trainer.zoo.data.synthetic import SyntheticProcessor
+from modelzoo_trainer.zoo.data.text_files import TextFileProcessor
 from tests.doubles import (
     Crash,
     History,

@@ -12,7 +12,7 @@ from torch import nn
 
 from modelzoo_trainer import Callback, Checkpoint, Logging, callbacks
 from modelzoo_trainer.callbacks import profiler
-from modelzoo_trainer.sparsity import Static
+from modelzoo_trainer.optim.sparsity import Static
 from tests.doubles import History, Interrupted, TinyModel, constant_batches, tiny_batches
 from tests.doubles import Scale as OneWeight
 

@@ -120,7 +120,7 @@ def test_c_hf_cache_dir__is_told_to_the_libraries_while_the_trainer_is(
 
 
 def test_c_eleuther_eval_harness__names_its_extra_where_lm_eval_is_missing(trainer_of, monkeypatch):
-    """What it computes is in tests/hugging_face/test_evaluation.py, with the library."""
+    """What it computes is in tests/zoo/hugging_face/test_evaluation.py, with the library."""
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     harness = callbacks.EleutherEvalHarness({"tasks": "a"}, pretrained_model_name_or_path="a")
     with pytest.raises(ConfigError, match=r"modelzoo-trainer\[eval\]"):

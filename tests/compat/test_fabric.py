@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from modelzoo_trainer import Callback, HookError, Hooks, plugins
+from modelzoo_trainer import Callback, HookError, Hooks
+from modelzoo_trainer.hooks import plugins
 from tests.doubles import Scale, TinyModel, constant_batches, sgd, tiny_batches
 
 

@@ -23,7 +23,7 @@ from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.save_best import SaveBest
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.callbacks.wsd_checkpoint import WSDCheckpoint
-from modelzoo_trainer.models.sync_batch_norm import SharedBatchNorm
+from modelzoo_trainer.core.parts.sync_batch_norm import SharedBatchNorm
 from modelzoo_trainer.optim.warmup_stable_decay import WarmupStableDecay
 from tests.doubles import (
     Crash,

@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from modelzoo_trainer import Callback, MixedPrecision, Trainer, TrainingLoop
-from modelzoo_trainer.conversion.cerebras import plan_from_cerebras, plan_to_cerebras
-from modelzoo_trainer.conversion.engine import InMemory, shapes_of
-from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.registry import model_class
 from modelzoo_trainer.optim import OptimizerFactory, SequentialLR, optimizer_class, scheduler_class
+from modelzoo_trainer.zoo.conversion.cerebras import plan_from_cerebras, plan_to_cerebras
+from modelzoo_trainer.zoo.conversion.engine import InMemory, shapes_of
+from modelzoo_trainer.zoo.models.decoder import Decoder
+from modelzoo_trainer.zoo.models.registry import model_class
 from tests.compat.corpus_here import CORPUS
 
 pytestmark = pytest.mark.corpus

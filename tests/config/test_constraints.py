@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import nn
 
-from modelzoo_trainer import callbacks, core, loggers, sparsity
+from modelzoo_trainer import callbacks, core, loggers
+from modelzoo_trainer.base.constraints import Milestones, PositiveInt, Steps, checked
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.positions import Place, Problems
-from modelzoo_trainer.constraints import Milestones, PositiveInt, Steps, checked
 from modelzoo_trainer.core import TrainingLoop
 from modelzoo_trainer.core.autorestart import AutoRestart
 from modelzoo_trainer.core.reproducibility import Reproducibility
-from modelzoo_trainer.data.digits import DigitsProcessor
-from modelzoo_trainer.data.synthetic import SyntheticProcessor
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.decoder_names import Gpt2
-from modelzoo_trainer.models.fc_mnist import FcMnist
-from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
+from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, sparsity
+from modelzoo_trainer.zoo.data.digits import DigitsProcessor
+from modelzoo_trainer.zoo.data.synthetic import SyntheticProcessor
+from modelzoo_trainer.zoo.models.decoder_names import Gpt2
+from modelzoo_trainer.zoo.models.fc_mnist import FcMnist
 
 MODEL = nn.Linear(2, 2)
 LINE = {"initial_learning_rate": 1.0, "end_learning_rate": 0.0, "total_iters": 5}

@@ -12,15 +12,15 @@ import torch
 from backends.dtypes import ALIASES
 from backends.parallel.config import ParallelSettings
 from modelzoo_trainer import ConfigError, MixedPrecision
+from modelzoo_trainer.base.dtypes import dtype_name, torch_dtype
 from modelzoo_trainer.callbacks import HuggingFaceCheckpoint, ModelEma
 from modelzoo_trainer.cli import converting
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.json_schema.components import TypeSchemas
 from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.positions import Place, Problems
-from modelzoo_trainer.dtypes import dtype_name, torch_dtype
-from modelzoo_trainer.models.hugging_face.causal_lm import HfCausalLm
-from modelzoo_trainer.models.hugging_face.model import HfModel
+from modelzoo_trainer.zoo.models.hugging_face.causal_lm import HfCausalLm
+from modelzoo_trainer.zoo.models.hugging_face.model import HfModel
 
 ARGUMENTS = [
     (MixedPrecision, "fp16_type", ("bfloat16", "float16")),

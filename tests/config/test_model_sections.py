@@ -14,10 +14,14 @@ from modelzoo_trainer.config.model_sections import models_in
 from modelzoo_trainer.config.positions import Position, from_plain
 from modelzoo_trainer.config.published import published_fields
 from modelzoo_trainer.config.shipped import shipped_names
-from modelzoo_trainer.conversion.model_settings import ModelSettings, RootSettings, find_settings
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.registry import MODELS, model_class
+from modelzoo_trainer.zoo.conversion.model_settings import (
+    ModelSettings,
+    RootSettings,
+    find_settings,
+)
+from modelzoo_trainer.zoo.models.decoder import Decoder
+from modelzoo_trainer.zoo.models.registry import MODELS, model_class
 
 REQUIRED: dict[str, Any] = {
     "vocab_size": 32,

@@ -8,7 +8,7 @@ import pytest
 
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.config.model_zoo_root import with_root
-from tests.data.csv.written import write_folder, write_vocabulary
+from tests.zoo.data.csv.written import write_folder, write_vocabulary
 
 FILE = """\
 trainer:

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from modelzoo_trainer.base.user_modules import import_module
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.components import check_component
 from modelzoo_trainer.config.loader import read_text
@@ -11,7 +12,6 @@ from modelzoo_trainer.config.names import NameTable, import_path
 from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.user_modules import import_module
 
 MODULE = """\
 class Mine: ...

@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 
+from modelzoo_trainer.base.secrets import hide_in_command, is_secret, without_secrets
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.config.provenance import describe_run, git_commit
-from modelzoo_trainer.config.secrets import hide_in_command, is_secret, without_secrets
 
 FILE = """\
 trainer:

@@ -11,9 +11,9 @@ from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import Mapping, Place, Problems, Scalar
 from modelzoo_trainer.config.published import published_fields, published_names, published_schema
 from modelzoo_trainer.config.shipped import shipped_names
-from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.registry import MODELS, model_class
+from modelzoo_trainer.zoo.data.registry import PROCESSORS, processor_class
+from modelzoo_trainer.zoo.models.registry import MODELS, model_class
 from tests.compat.corpus_here import CONFIGURATIONS
 
 SHIPPED = {

@@ -17,8 +17,14 @@ from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.names import NameTable
 from modelzoo_trainer.config.positions import Position, Problems
-from modelzoo_trainer.config.report import hook_order, report
-from modelzoo_trainer.config.report.components import WIDTH, defaults_of, mapping_lines, plain, show
+from modelzoo_trainer.config.printout import hook_order, report
+from modelzoo_trainer.config.printout.components import (
+    WIDTH,
+    defaults_of,
+    mapping_lines,
+    plain,
+    show,
+)
 from modelzoo_trainer.config.shipped import shipped_names
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

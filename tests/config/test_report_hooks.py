@@ -13,8 +13,8 @@ from modelzoo_trainer.callback import hook_names, register_global_callback
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.names import NameTable
-from modelzoo_trainer.config.report import hook_order
-from modelzoo_trainer.config.report.components import WIDTH
+from modelzoo_trainer.config.printout import hook_order
+from modelzoo_trainer.config.printout.components import WIDTH
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.hooks.spec import HOOKS
 

@@ -8,7 +8,7 @@ import pytest
 
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.report.length import Positions, RunLength, length_lines
+from modelzoo_trainer.config.printout.length import Positions, RunLength, length_lines
 from modelzoo_trainer.config.shipped import shipped_names
 from tests.doubles import History, Recorder, tiny_batches
 

@@ -9,8 +9,8 @@ import pytest
 
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.report.components import WIDTH
-from modelzoo_trainer.config.report.schedules import schedule_lines, telling_steps
+from modelzoo_trainer.config.printout.components import WIDTH
+from modelzoo_trainer.config.printout.schedules import schedule_lines, telling_steps
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.optim import LRScheduler, Scheduler
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelzoo_trainer.config.secrets import (
+from modelzoo_trainer.base.secrets import (
     hide_in_command,
     hide_in_text,
     is_secret,

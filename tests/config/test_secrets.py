@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from modelzoo_trainer.cli.command import main
-from modelzoo_trainer.config.arguments import schema_of
-from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.overrides import parse_override
-from modelzoo_trainer.config.positions import to_plain
-from modelzoo_trainer.config.provenance import describe_run
-from modelzoo_trainer.config.published import published_names, published_schema
-from modelzoo_trainer.config.secrets import (
+from modelzoo_trainer.base.secrets import (
     hide_in_command,
     hide_in_text,
     is_secret,
@@ -20,6 +13,13 @@ from modelzoo_trainer.config.secrets import (
     stands_for_secret,
     without_secrets,
 )
+from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.config.arguments import schema_of
+from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.overrides import parse_override
+from modelzoo_trainer.config.positions import to_plain
+from modelzoo_trainer.config.provenance import describe_run
+from modelzoo_trainer.config.published import published_names, published_schema
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from tests.compat.corpus_here import CONFIGURATIONS

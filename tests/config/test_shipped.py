@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelzoo_trainer.annotations import expected
+from modelzoo_trainer.base.annotations import expected
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
@@ -14,9 +14,9 @@ from modelzoo_trainer.config.overrides import apply_overrides, parse_override
 from modelzoo_trainer.config.positions import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.registry import MODELS, model_class
-from tests.models.dino_cases import settings
-from tests.models.llava_cases import LLAVA, SIMPLE
+from modelzoo_trainer.zoo.models.registry import MODELS, model_class
+from tests.zoo.models.dino_cases import settings
+from tests.zoo.models.llava_cases import LLAVA, SIMPLE
 
 FILE = """\
 trainer:
@@ -158,7 +158,7 @@ def test_everything_a_shipped_class_takes_can_be_written_in_a_file(shipped, kind
     assert [name for name, fits in parameters.items() if "cannot write" in fits] == []
 
 
-# Those of Hugging Face need its libraries: tests/hugging_face.
+# Those of Hugging Face need its libraries: tests/zoo/hugging_face.
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("hf_")])
 def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, monkeypatch):
     def built(self, *args, **kwargs):

@@ -5,7 +5,7 @@ import pytest
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.config.sparsity import check_sparsity
-from modelzoo_trainer.sparsity import GMP, SET, RigL, Static
+from modelzoo_trainer.optim.sparsity import GMP, SET, RigL, Static
 
 
 def check(text):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, ConfigError, Logging
-from modelzoo_trainer.core.run_log import RunLog
+from modelzoo_trainer.core.parts.run_log import RunLog
 from tests.doubles import History, Scale, constant_batches, tiny_batches
 
 

@@ -288,7 +288,7 @@ def test_a_folder_that_does_not_exist_is_refused_before_the_first_step(attempt, 
 def test_too_little_space_is_refused_before_the_first_step(attempt, monkeypatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=10)
     monkeypatch.setattr(
-        "modelzoo_trainer.core.memory_snapshots.shutil.disk_usage", lambda path: usage
+        "modelzoo_trainer.core.parts.memory_snapshots.shutil.disk_usage", lambda path: usage
     )
     with pytest.raises(ConfigError, match="two snapshots take at least"):
         attempt(steps=None)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modelzoo_trainer import Callback, ConfigError
-from modelzoo_trainer.core.model_call import call_for, signature_of
+from modelzoo_trainer.core.parts.model_call import call_for, signature_of
 from tests.doubles import TinyModel, differing, tiny_batches, weights_of
 
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from modelzoo_trainer.checkpointing import disk
-from modelzoo_trainer.core.prediction_store import (
+from modelzoo_trainer.core.parts.prediction_store import (
     Place,
     PredictionStore,
     prepare_folder,
     remove_earlier,
     write_index,
 )
+from modelzoo_trainer.core.parts.predictions import INDEX
 from modelzoo_trainer.errors import ConfigError, PredictionError
-from modelzoo_trainer.predictions import INDEX
 
 BATCH = {"a": torch.ones(4, 2)}  # 32 bytes
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from modelzoo_trainer import Callback
-from modelzoo_trainer.data.stream import Member, StreamSampler
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.stream import Member, StreamSampler
 from tests.doubles import Scale, make_trainer
 
 NUM = 10

@@ -10,7 +10,7 @@ import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, StopTraining, Trainer
 from modelzoo_trainer.callbacks import EarlyStopping, KeepNCheckpoints, SaveBest
-from modelzoo_trainer.results import Best, RunResult
+from modelzoo_trainer.core.parts.results import Best, RunResult
 from tests.doubles import Scale, TinyModel, constant_batches, tiny_batches
 
 

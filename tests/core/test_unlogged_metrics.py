@@ -13,7 +13,7 @@ from torch import Tensor
 
 from modelzoo_trainer import Callback, ConfigError
 from modelzoo_trainer.callbacks import EarlyStopping, ModelEvalMetrics, SaveBest
-from modelzoo_trainer.summaries import summarize_scalar
+from modelzoo_trainer.core.parts.summaries import summarize_scalar
 from tests.doubles import Scale, constant_batches
 
 

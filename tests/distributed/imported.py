@@ -8,12 +8,6 @@ import torch.distributed.tensor
 import torch.nn.parallel
 
 import backends.parallel.backend  # noqa: F401
-import modelzoo_trainer.checkpointing.distributed
-import modelzoo_trainer.config.provenance
-import modelzoo_trainer.config.shipped
-import modelzoo_trainer.core.backend
-import modelzoo_trainer.data.synthetic
-import modelzoo_trainer.trainer  # noqa: F401
 
 with suppress(ImportError):
     import torch.distributed.fsdp  # noqa: F401

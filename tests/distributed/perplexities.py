@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from modelzoo_trainer import Trainer
 from modelzoo_trainer.callbacks import ModelEvalMetrics
-from modelzoo_trainer.models.decoder_names import Gpt2
+from modelzoo_trainer.zoo.models.decoder_names import Gpt2
 from tests.distributed.training import Metrics
 
 SETTINGS: dict[str, Any] = {

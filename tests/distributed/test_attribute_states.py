@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop
-from modelzoo_trainer.callbacks.lora import Lora
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.lora import Lora
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import Net, samples
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from modelzoo_trainer.models.bert.pretraining import Bert
+from modelzoo_trainer.zoo.models.bert.pretraining import Bert
 from tests.distributed.engines import spread, whole
 from tests.distributed.ranks import run_ranks
-from tests.models.bert_cases import CASES, NO_DROPOUT, batch_of, make
+from tests.zoo.models.bert_cases import CASES, NO_DROPOUT, batch_of, make
 
 ENGINES = {"split": {"parallel": {"tensor": -1}}, "sharded": {"parallel": {"shard": -1}}}
 

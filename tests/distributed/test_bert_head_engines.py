@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from backends.blocks import checkpoint_activations
-from modelzoo_trainer.models.bert.classifier import BertClassifier
-from modelzoo_trainer.models.bert.token_heads import BertSummarizer, BertTokenClassifier
+from modelzoo_trainer.zoo.models.bert.classifier import BertClassifier
+from modelzoo_trainer.zoo.models.bert.token_heads import BertSummarizer, BertTokenClassifier
 from tests.distributed.engines import spread, whole
 from tests.distributed.ranks import run_ranks
-from tests.models.bert_cases import NO_DROPOUT, SIZES, batch_of
+from tests.zoo.models.bert_cases import NO_DROPOUT, SIZES, batch_of
 
 ENGINES: Final = {"split": {"parallel": {"tensor": -1}}, "sharded": {"parallel": {"shard": -1}}}
 HEADS: Final = ("classifier", "token_classifier", "extractive_summarization")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from backends.errors import BackendError
-from modelzoo_trainer.models.decoder import Decoder
+from modelzoo_trainer.zoo.models.decoder import Decoder
 from tests.distributed.engines import spread, whole
 from tests.distributed.ranks import run_ranks
-from tests.models.attention_options import ALIBI, LENGTH, OPTIONS, batch_for, make, tokens
+from tests.zoo.models.attention_options import ALIBI, LENGTH, OPTIONS, batch_for, make, tokens
 
 SPLIT = {"parallel": {"tensor": -1}}
 SHARD = {"parallel": {"shard": -1}}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
 from modelzoo_trainer.core import MixedPrecision
-from modelzoo_trainer.models.gpt2 import Gpt2
+from modelzoo_trainer.zoo.models.gpt2 import Gpt2
 from tests.distributed.engines import spread, whole
 from tests.distributed.ranks import run_ranks
 

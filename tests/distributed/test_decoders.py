@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from tests.distributed.engines import spread
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_tensor_parallel import SPLIT, learn, make_decoder
-from tests.models.decoder_cases import CASES, NO_DROPOUT
+from tests.zoo.models.decoder_cases import CASES, NO_DROPOUT
 
 ENGINES = {"split": SPLIT, "sharded": {"parallel": {"shard": -1}}}
 

@@ -10,12 +10,12 @@ from torch import nn
 
 from backends.deferred_init import materialize
 from backends.errors import BackendError
-from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.decoder_names import Gpt2, GptJ
+from modelzoo_trainer.zoo.models.decoder import Decoder
+from modelzoo_trainer.zoo.models.decoder_names import Gpt2, GptJ
 from tests.distributed.engines import CPU, spread, whole
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_tensor_parallel import SETTINGS
-from tests.models.llama_settings import LLAMA
+from tests.zoo.models.llama_settings import LLAMA
 
 META = {"parallel": {"shard": -1}, "sharding": {"meta_init": True}}
 

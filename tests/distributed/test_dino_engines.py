@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from backends.parallel.fsdp import own_part
-from modelzoo_trainer.models.vision.dino.model import Dino
+from modelzoo_trainer.zoo.models.vision.dino.model import Dino
 from tests.distributed.engines import spread, whole
 from tests.distributed.ranks import run_ranks
-from tests.models.dino_cases import batch_of, make
+from tests.zoo.models.dino_cases import batch_of, make
 
 ENGINES: dict[str, dict[str, Any]] = {
     "split": {"parallel": {"tensor": -1}},

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from modelzoo_trainer.models.vision.dit import Dit
+from modelzoo_trainer.zoo.models.vision.dit import Dit
 from tests.distributed.engines import spread, two_steps
 from tests.distributed.ranks import run_ranks
-from tests.models.dit_cases import CASES, batch_of, make
+from tests.zoo.models.dit_cases import CASES, batch_of, make
 
 ENGINES = {"split": {"parallel": {"tensor": -1}}, "sharded": {"parallel": {"shard": -1}}}
 

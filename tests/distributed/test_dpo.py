@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from modelzoo_trainer.models.dpo import Dpo
+from modelzoo_trainer.zoo.models.dpo import Dpo
 from tests.distributed.engines import spread, whole
 from tests.distributed.ranks import run_ranks
 

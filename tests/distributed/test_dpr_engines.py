@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from modelzoo_trainer.models.bert.dpr import Dpr
+from modelzoo_trainer.zoo.models.bert.dpr import Dpr
 from tests.distributed.engines import spread, two_steps
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_bert_engines import ENGINES
-from tests.models.bert_cases import NO_DROPOUT, SIZES
-from tests.models.test_dpr import batch
+from tests.zoo.models.bert_cases import NO_DROPOUT, SIZES
+from tests.zoo.models.test_dpr import batch
 
 
 def make() -> Dpr:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
 
 from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop
-from modelzoo_trainer.data import ShardedStream
+from modelzoo_trainer.zoo.data import ShardedStream
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.slow

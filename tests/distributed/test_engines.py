@@ -16,7 +16,7 @@ from backends.blocks import CompileOptions, checkpoint_activations
 from backends.errors import BackendError
 from backends.parallel.apply import accumulating
 from backends.parallel.fsdp import choose_cast
-from modelzoo_trainer.models.decoder_names import Llama
+from modelzoo_trainer.zoo.models.decoder_names import Llama
 from tests.distributed.engines import PLAN, data, make_net, spread, train, train_parallel
 from tests.distributed.ranks import run_ranks
 

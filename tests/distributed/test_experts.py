@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from modelzoo_trainer.models.experts import MixtureOfExperts
-from modelzoo_trainer.models.moe_settings import read_moe
+from modelzoo_trainer.zoo.models.experts import MixtureOfExperts
+from modelzoo_trainer.zoo.models.moe_settings import read_moe
 from tests.distributed.engines import WIDTH, Net, spread, train
 from tests.distributed.ranks import run_ranks
 

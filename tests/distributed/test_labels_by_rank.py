@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from modelzoo_trainer import Callback, Trainer, TrainingLoop
-from modelzoo_trainer.hdf5_format import IGNORED_LABEL
-from modelzoo_trainer.models.decoder_names import Gpt2
+from modelzoo_trainer.zoo.models.decoder_names import Gpt2
+from modelzoo_trainer.zoo.rows.hdf5_format import IGNORED_LABEL
 from tests.distributed.ranks import run_ranks, try_ranks
-from tests.models import decoder_cases
+from tests.zoo.models import decoder_cases
 
 LABELLED, EMPTY = True, False
 pytestmark = pytest.mark.ranks(2)

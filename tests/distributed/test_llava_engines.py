@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.distributed.engines import spread, two_steps
 from tests.distributed.ranks import run_ranks
-from tests.models import llava_cases
+from tests.zoo.models import llava_cases
 
 ENGINES = {"split": {"parallel": {"tensor": -1}}, "sharded": {"parallel": {"shard": -1}}}
 FROZEN = ["^image_model", "^text_model"]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from modelzoo_trainer.models.t5.model import T5
+from modelzoo_trainer.zoo.models.t5.model import T5
 from tests.distributed.engines import spread, two_steps
 from tests.distributed.ranks import run_ranks
-from tests.models.t5_cases import CASES, NO_DROPOUT, batch_of, make
+from tests.zoo.models.t5_cases import CASES, NO_DROPOUT, batch_of, make
 
 ENGINES = {"split": {"parallel": {"tensor": -1}}, "sharded": {"parallel": {"shard": -1}}}
 

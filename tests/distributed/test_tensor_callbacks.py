@@ -12,8 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
 from modelzoo_trainer.callbacks.dump_activations import DumpActivations
 from modelzoo_trainer.callbacks.nan_checker import NaNChecker
+from modelzoo_trainer.callbacks.parts.tensor_listeners import (
+    NormTensorListener,
+    SummaryTensorListener,
+)
 from modelzoo_trainer.callbacks.selective_grad import SelectiveGrad
-from modelzoo_trainer.callbacks.tensor_listeners import NormTensorListener, SummaryTensorListener
 from modelzoo_trainer.errors import ConfigError
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import make_trainer, samples

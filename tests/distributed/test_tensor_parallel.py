@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from backends.errors import BackendError
-from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.decoder_names import Gpt2
+from modelzoo_trainer.zoo.models.decoder import Decoder
+from modelzoo_trainer.zoo.models.decoder_names import Gpt2
 from tests.distributed.engines import make_net, spread, whole
 from tests.distributed.ranks import run_ranks
-from tests.models.llama_settings import LLAMA
+from tests.zoo.models.llama_settings import LLAMA
 
 SPLIT = {"parallel": {"tensor": -1}}
 GROUPED = {

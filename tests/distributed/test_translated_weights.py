@@ -10,11 +10,11 @@ import torch
 
 from modelzoo_trainer import Trainer
 from modelzoo_trainer.checkpointing import disk
-from modelzoo_trainer.conversion.hugging_face import plan_export, write_export
-from modelzoo_trainer.models.gpt2 import Gpt2
+from modelzoo_trainer.zoo.conversion.hugging_face import plan_export, write_export
+from modelzoo_trainer.zoo.models.gpt2 import Gpt2
 from tests.distributed.engines import whole
 from tests.distributed.ranks import run_ranks
-from tests.hugging_face.conversions import InMemory
+from tests.zoo.hugging_face.conversions import InMemory
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from modelzoo_trainer import Callback, HookError, Hooks, plugins
+from modelzoo_trainer import Callback, HookError, Hooks
+from modelzoo_trainer.hooks import plugins
 
 Install = Callable[..., None]
 

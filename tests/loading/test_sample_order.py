@@ -20,9 +20,9 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.loading.batch_seeds import seed_generators
 from modelzoo_trainer.loading.sample_order import draws, is_sliced
+from modelzoo_trainer.zoo.data.processor import SeededSampler
 
 NUM = 23
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError
-from modelzoo_trainer.devices import make_backend
+from modelzoo_trainer.base.devices import make_backend
 from modelzoo_trainer.errors import RollBack
 from tests.doubles import Recorder, Scale, constant_batches
 

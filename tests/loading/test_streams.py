@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from modelzoo_trainer.data.sharded_stream import ShardedStream
 from modelzoo_trainer.loading.position import EpochSeeds, EpochStart
+from modelzoo_trainer.loading.sharded_stream import ShardedStream
 from modelzoo_trainer.loading.sharding import WHOLE, Split
 from modelzoo_trainer.loading.sources import make_source, split_of
 from modelzoo_trainer.loading.streams import StreamSource, is_stream

@@ -17,11 +17,11 @@ from modelzoo_trainer.callbacks import (
     RateProfiler,
     SaveBest,
 )
-from modelzoo_trainer.console import display
-from modelzoo_trainer.console.bar import duration
-from modelzoo_trainer.console.pace import Pace
+from modelzoo_trainer.core.parts.results_log import number
 from modelzoo_trainer.loggers import ProgressLogger, progress
-from modelzoo_trainer.results_log import number
+from modelzoo_trainer.loggers.console import display
+from modelzoo_trainer.loggers.console.bar import duration
+from modelzoo_trainer.loggers.console.pace import Pace
 
 LINE = re.compile(
     r"train step (\d+)/4 \| epoch 1 \| loss \d\.\d{5} \| lr 0\.1 "

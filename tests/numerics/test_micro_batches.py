@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from modelzoo_trainer import Callback, Logging
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
-from modelzoo_trainer.data.batches import split_batch
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batches import split_batch
 from tests.doubles import History, TinyModel, differing, make_trainer, tiny_batches, weights_of
 
 SIZE = "csx.performance.micro_batch_size"

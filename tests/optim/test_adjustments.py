@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.decoder_names import Gpt2
 from modelzoo_trainer.optim import OPTIMIZERS, OptimizerFactory, make_param_groups, scheduler_class
-from tests.models.llama_settings import LLAMA
+from modelzoo_trainer.zoo.models.decoder_names import Gpt2
+from tests.zoo.models.llama_settings import LLAMA
 
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_heads": 2, "filter_size": 24}
 SMALL |= {"num_hidden_layers": 1, "max_position_embeddings": 6}

@@ -12,7 +12,7 @@ from torch import nn
 from backends.fast_step import fuse_optimizer
 from backends.sync_guard import SyncGuard
 from modelzoo_trainer import Checkpoint, checkpointing
-from modelzoo_trainer.core.optimizer_facts import bytes_to_come
+from modelzoo_trainer.core.parts.optimizer_facts import bytes_to_come
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, OptimizerFactory, scheduler_class
 from modelzoo_trainer.optim.decay import ConstantLR, LinearLR
 from modelzoo_trainer.optim.weight_decay import ConstantWD, LinearWD

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from modelzoo_trainer.base.exit_codes import exit_code
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.options import OPTIONS
 from modelzoo_trainer.config.overrides import apply_overrides, parse_override
 from modelzoo_trainer.config.shipped import shipped_names
-from modelzoo_trainer.exit_codes import exit_code
 
 BLOCK = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 CHANGE = re.compile(r"`--set ([a-z]\S*=\S+)`")

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
-from modelzoo_trainer import constraints
+from modelzoo_trainer.base import constraints
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.shipped import shipped_names
-from modelzoo_trainer.sparsity import ALGORITHMS, CURVES, UpdateAt, UpdateEvery
+from modelzoo_trainer.optim.sparsity import ALGORITHMS, CURVES, UpdateAt, UpdateEvery
 
 TABLES = ("models", "optimizers", "schedulers", "callbacks", "loggers", "processors")
 

@@ -41,7 +41,7 @@ def test_no_model_has_one(sources: list[Any]) -> None:
     found = [
         f"{source.name}:{what}"
         for source in sources
-        if source.name.startswith("modelzoo_trainer/models/")
+        if source.name.startswith("modelzoo_trainer/zoo/models/")
         for what in reads(source.tree)
     ]
     assert found == []

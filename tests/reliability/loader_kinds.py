@@ -23,7 +23,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from modelzoo_trainer.data import ShardedStream as TrainerShardedStream
+from modelzoo_trainer.zoo.data import ShardedStream as TrainerShardedStream
 from tests.reliability.toy_task import Samples
 
 NUM: Final = 22  # divided by two workers, no batch has a single sample

@@ -31,7 +31,7 @@ KILLS |= {"not_finite": [3, 9, 13], "spikes": [9, 13, 20], "flops": [2, 11, 23]}
 
 STATELESS = {
     *("ComputeNorm", "ComputeNormGNS", "ConvertSyncBatchNorm", "CountParams", "DebugArgsPath"),
-    "EleutherEvalHarness",  # tests/hugging_face/test_evaluation.py kills it
+    "EleutherEvalHarness",  # tests/zoo/hugging_face/test_evaluation.py kills it
     *("DumpActivations", "DumpAvailableTensorNames", "DurationProfiler", "EmailNotification"),
     *("GenerateText", "GlobalFlags", "HFCacheDir", "HuggingFaceCheckpoint", "LRFinder"),
     *("LimitBatches", "LimitEvalSteps"),

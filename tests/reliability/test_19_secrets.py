@@ -13,7 +13,7 @@ import yaml
 from modelzoo_trainer import Callback
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.errors import CheckpointError, ConfigError
-from modelzoo_trainer.report import page as page_module
+from modelzoo_trainer.tools.report import page as page_module
 from tests.secret_kinds import BODY, IN_TEXTS, KINDS, ORDINARY
 
 TRUE = [

@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from modelzoo_trainer.base.dtypes import aliases, dtype_name
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.loader import GROUPED
 from modelzoo_trainer.config.names import NameTable
-from modelzoo_trainer.dtypes import aliases, dtype_name
 from modelzoo_trainer.errors import ConfigError
 
 _IN_YAML: Final = {"None": "null", "True": "true", "False": "false"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from modelzoo_trainer.annotations import adapter_of
+from modelzoo_trainer.base.annotations import adapter_of
 from modelzoo_trainer.config.json_schema.components import (
     Definitions,
     JsonSchema,

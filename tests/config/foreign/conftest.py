@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from modelzoo_trainer.config.foreign.conversion import convert_file
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.positions import to_plain
+from modelzoo_trainer.tools.foreign_configs.conversion import convert_file
 
 FILES = Path(__file__).parent
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from modelzoo_trainer.config.foreign.findings import Kind
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.tools.foreign_configs.findings import Kind
 from tests.config.foreign.test_llm_foundry import SMALL as LLM_FOUNDRY
 from tests.config.foreign.test_llm_foundry import changed
 from tests.config.foreign.test_torchtune import SMALL as TORCHTUNE

@@ -2,8 +2,8 @@
 
 import pytest
 
-from modelzoo_trainer.config.foreign.interpolation import resolve
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.tools.foreign_configs.interpolation import resolve
 
 
 def test_a_whole_value_keeps_its_type_and_a_part_becomes_text():

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from modelzoo_trainer.config.build import check_config
-from modelzoo_trainer.config.foreign.findings import Kind
-from modelzoo_trainer.config.foreign.llm_foundry.keys import COMMON
-from modelzoo_trainer.config.foreign.llm_foundry.model_keys import MODEL
 from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import SCHEDULERS, AdamW, Lion
+from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.llm_foundry.keys import COMMON
+from modelzoo_trainer.tools.foreign_configs.llm_foundry.model_keys import MODEL
 
 SMALL = """\
 max_seq_len: 32

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from modelzoo_trainer.config.foreign.findings import Kind
-from modelzoo_trainer.config.foreign.torchtune.keys import KEYS
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import SCHEDULERS
+from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.torchtune.keys import KEYS
 
 FILES = ("torchtune_full.yaml", "torchtune_lora_dpo.yaml")
 SMALL = """\

@@ -1,0 +1,1 @@
+"""What any part may use and what knows no trainer: annotations, constraints, arguments, paths."""

@@ -1,5 +1,0 @@
-"""Job files for launchers, and the worker for Ray Train."""
-
-from modelzoo_trainer.launch.ray_worker import WorkerStopped, worker
-
-__all__ = ["WorkerStopped", "worker"]

@@ -1,0 +1,1 @@
+"""Programs around a run: launchers, the supervisor, plans, reports, foreign configurations."""

@@ -1,0 +1,1 @@
+"""Models, their data and weights, and callbacks for them."""

@@ -1,0 +1,1 @@
+"""Callbacks for kinds of models: language models, adapters, experts, Hugging Face."""

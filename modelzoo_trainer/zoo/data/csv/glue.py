@@ -1,0 +1,324 @@
+"""Classes of sentences and of pairs of them, from TSV files as GLUE has them.
+
+https://gluebenchmark.com
+
+Dimension letters: B batch, S length of a sequence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from typing_extensions import override
+
+from modelzoo_trainer.base.constraints import (
+    Flag,
+    Name,
+    NonNegativeSize,
+    PositiveInt,
+    Size,
+    checked,
+)
+from modelzoo_trainer.core.parts.model_length import LENGTH, given_or_model_length
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.data.csv.files import CsvFile, CsvFiles, Ints, whole_file
+from modelzoo_trainer.zoo.data.csv.pretraining_rows import check_length
+from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor, folders_of, say_ignored
+from modelzoo_trainer.zoo.data.csv.rows import Arrays, CsvRows, check_pad
+from modelzoo_trainer.zoo.data.csv.word_pieces import WordPieces, missing_library
+from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.zoo.data.vocabulary import Vocabulary, missing_vocabulary
+
+_SHORTEST: Final = 5  # tokens: [CLS], [SEP] and a piece of each sentence
+
+
+class SentenceRows(CsvRows):
+    """Sentences, or pairs of them, and their labels.
+
+    Args:
+        files: The files.
+        columns: Of the sentences, then of the label.
+        vocabulary: The ids of pieces.
+        pieces: Cuts text.
+        length: Tokens of a sequence, S.
+        labels: Numbers of the labels by their names in the files.
+        pads: Values of `input_ids` and `attention_mask` after the end of a sequence.
+        subsets: Keys of a batch that say which file a row is of, in the order of the files; none
+            if empty.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[CsvFile],
+        columns: Sequence[str],
+        *,
+        vocabulary: Vocabulary,
+        pieces: WordPieces,
+        length: int,
+        labels: Mapping[str, int],
+        pads: tuple[int, int],
+        subsets: Sequence[str] = (),
+    ) -> None:
+        advice = "Use the files of the task as GLUE has them."
+        found = CsvFiles(files, columns, delimiter="\t", quotes=False, advice=advice)
+        super().__init__(found)
+        self._vocabulary, self._pieces, self._length = vocabulary, pieces, length
+        self._labels, self._pads, self._subsets = labels, pads, tuple(subsets)
+
+    @property
+    @override
+    def settings(self) -> tuple[object, ...]:
+        return (
+            *(self.files.columns, self._vocabulary.settings, self._pieces.lowercase),
+            *(self._length, sorted(self._labels.items()), self._pads, self._subsets),
+        )
+
+    def follow_model(self, model: Any) -> None:
+        """Check that the model has all labels.
+
+        Raises:
+            ConfigError: If not.
+        """
+        num = getattr(model, "num_labels", None)
+        kind = getattr(model, "problem_type", "single_label_classification")
+        if kind == "single_label_classification" and num is not None and num < len(self._labels):
+            raise ConfigError(
+                f"The data has {len(self._labels)} labels ({', '.join(self._labels)}), but "
+                f"num_labels of the model is {num}. Set it to {len(self._labels)}."
+            )
+
+    @override
+    def check_model(self, vocab_size: int | None, max_position_embeddings: int | None) -> None:
+        self._vocabulary.check_model(vocab_size)
+        check_length(self._length, max_position_embeddings)
+        check_pad("input_pad_id", self._pads[0], vocab_size, "vocab_size")
+        super().check_model(vocab_size, max_position_embeddings)
+
+    @override
+    def make_batch(self, cells: list[list[str]], rows: Ints) -> Arrays:
+        size = (len(rows), self._length)
+        inputs, mask = (np.full(size, pad, np.int32) for pad in self._pads)
+        segments = np.zeros(size, np.int32)
+        labels = np.zeros(len(rows), np.int32)
+        for number, (*texts, label) in enumerate(cells):
+            ids, num_first = self._pieces.encode(texts, self._length)
+            inputs[number, : len(ids)] = ids
+            mask[number, : len(ids)] = 1
+            segments[number, num_first : len(ids)] = 1
+            labels[number] = self._number(label, int(rows[number]))
+        batch: Arrays = {
+            "input_ids": inputs,
+            "attention_mask": mask,
+            "token_type_ids": segments,
+            "labels": labels,
+        }
+        numbers = self.files.numbers_of(rows) % max(1, len(self._subsets))
+        return batch | {
+            key: (numbers == number).astype(np.int32) for number, key in enumerate(self._subsets)
+        }
+
+    def _number(self, label: str, row: int) -> int:
+        found = self._labels.get(label.strip())
+        if found is None:
+            raise self.refused(row, f"the label is {label!r}, expected {', '.join(self._labels)}.")
+        return found
+
+
+class GlueProcessor(CsvProcessor):
+    """Base class of the processors of tasks.
+
+    Subclasses set the columns, the labels, and the files of training and validation.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    labels: ClassVar[Mapping[str, int]] = {}
+    train_files: ClassVar[tuple[str, ...]] = ("train.tsv",)
+    val_files: ClassVar[tuple[str, ...]] = ("dev.tsv",)
+    val_subsets: ClassVar[tuple[str, ...]] = ()
+
+    model_lengths = LENGTH
+
+    @checked()
+    def __init__(
+        self,
+        *,
+        data_dir: str | list[str],
+        is_training: Flag,
+        batch_size: PositiveInt,
+        vocab_file: Name,
+        max_sequence_length: Size | None = None,
+        do_lower: Flag = False,
+        input_pad_id: NonNegativeSize = 0,
+        attn_mask_pad_id: NonNegativeSize = 0,
+        shuffle: Flag = True,
+        shuffle_seed: ShuffleSeed | None = None,
+        num_workers: NonNegativeSize = 0,
+        drop_last: Flag = True,
+        prefetch_factor: Size | None = 10,
+        persistent_workers: Flag = True,
+        labels_pad_id: Any = None,
+    ) -> None:
+        owner = type(self).__name__
+        say_ignored(owner, {"labels_pad_id": labels_pad_id}, "a sequence has one label")
+        max_sequence_length = given_or_model_length(
+            max_sequence_length, "max_sequence_length", owner
+        )
+        if max_sequence_length < _SHORTEST:
+            raise ConfigError(
+                f"{owner}: max_sequence_length is {max_sequence_length}, but must be at least "
+                f"{_SHORTEST}: [CLS], [SEP] and a token of each sentence."
+            )
+        vocabulary = Vocabulary(vocab_file)
+        self._is_training = is_training
+        self._rows: dict[str, Any] = {
+            "vocabulary": vocabulary,
+            "pieces": WordPieces(vocabulary, lowercase=do_lower),
+            "length": max_sequence_length,
+            "labels": self.labels,
+            "pads": (input_pad_id, attn_mask_pad_id),
+            "subsets": () if is_training else self.val_subsets,
+        }
+        options = LoadingOptions(
+            global_batch_size=batch_size,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed or 0,
+            num_workers=num_workers,
+            drop_last=drop_last,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+        )
+        self.begin(data_dir, options)
+
+    @override
+    def find_files(self, folders: Sequence[str]) -> list[CsvFile]:
+        """Return the files of the task in each folder."""
+        names = self._names(is_training=self._is_training)
+        if problems := _missing(folders, names):
+            raise ConfigError(problems[0])
+        found = [
+            whole_file(os.path.join(folder, name), delimiter="\t", quotes=False)
+            for folder in folders
+            for name in names
+        ]
+        if empty := next((one for one in found if not one.num_rows), None):
+            raise ConfigError(f"{empty.path}: the file has no rows after its header. Add data.")
+        return found
+
+    @override
+    def make_dataset(self, files: Sequence[CsvFile]) -> SentenceRows:
+        """Return the dataset of files."""
+        return SentenceRows(files, self.columns, **self._rows)
+
+    @classmethod
+    def _names(cls, *, is_training: bool) -> tuple[str, ...]:
+        return cls.train_files if is_training else cls.val_files
+
+    @classmethod
+    def check_arguments(
+        cls, *, data_dir: str | list[str], is_training: bool, vocab_file: str, **others: Any
+    ) -> list[str]:
+        """Check the arguments without opening files; return what is missing on this machine.
+
+        Raises:
+            ConfigError: If `data_dir` names no folder.
+        """
+        lacks = _missing(folders_of(data_dir), cls._names(is_training=is_training))
+        return lacks + missing_vocabulary(vocab_file) + missing_library("vocab_file")
+
+
+class SST2DataProcessor(GlueProcessor):
+    """Load batches of sentences that are negative (0) or positive (1), for `bert/classifier`.
+
+    Folders have `train.tsv` and `dev.tsv` with a header, of which the columns `sentence` and
+    `label` are read; nothing is quoted.
+
+    Args:
+        data_dir: One or a list of folders.
+        is_training: Whether to read `train.tsv`, or `dev.tsv`.
+        batch_size: Sentences per batch over all processes, a multiple of their number.
+        vocab_file: Text file of the pieces of words, one a line, in the order of their ids.
+        max_sequence_length: Tokens per sentence with `[CLS]` and `[SEP]`: shorter ones are padded,
+            longer ones cut; default: `max_position_embeddings` of the model.
+        do_lower: Whether text is put into lower case, without accents.
+        input_pad_id: Value of `input_ids` after the end of a sentence.
+        attn_mask_pad_id: Value of `attention_mask` there.
+        shuffle: Whether to shuffle; each epoch has its own order.
+        shuffle_seed: Seed of the order; default: 0.
+        num_workers: Number of worker processes; 0 = load in the main process.
+        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
+            no sample is lost.
+        prefetch_factor: Batches that each worker prefetches.
+        persistent_workers: Whether workers persist between epochs.
+        labels_pad_id: No effect.
+
+    Shapes:
+        A batch: input_ids, attention_mask, token_type_ids (B, S); labels (B,); int32.
+
+    Raises:
+        ConfigError: If a file cannot be read, or does not fit the arguments or the model.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("sentence", "label")
+    labels: ClassVar[Mapping[str, int]] = {"0": 0, "1": 1}
+
+
+class MNLIDataProcessor(GlueProcessor):
+    """Load batches of pairs of sentences that follow or contradict, for `bert/classifier`.
+
+    Folders have `train.tsv`, `dev_matched.tsv` and `dev_mismatched.tsv` with a header, of which the
+    columns `sentence1`, `sentence2` and `gold_label` are read; nothing is quoted. Labels are
+    entailment (0), neutral (1) and contradiction (2).
+
+    Args:
+        data_dir: One or a list of folders.
+        is_training: Whether to read `train.tsv`, or `dev_matched.tsv` and after it
+            `dev_mismatched.tsv`.
+        batch_size: Pairs per batch over all processes, a multiple of their number.
+        vocab_file: Text file of the pieces of words, one a line, in the order of their ids.
+        max_sequence_length: Tokens per pair with `[CLS]` and two `[SEP]`: shorter ones are padded;
+            of longer ones, the longer sentence is cut; default: `max_position_embeddings` of the
+            model.
+        do_lower: Whether text is put into lower case, without accents.
+        input_pad_id: Value of `input_ids` after the end of a pair.
+        attn_mask_pad_id: Value of `attention_mask` there.
+        shuffle: Whether to shuffle; each epoch has its own order.
+        shuffle_seed: Seed of the order; default: 0.
+        num_workers: Number of worker processes; 0 = load in the main process.
+        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
+            no sample is lost.
+        prefetch_factor: Batches that each worker prefetches.
+        persistent_workers: Whether workers persist between epochs.
+        labels_pad_id: No effect.
+
+    Shapes:
+        A batch: input_ids, attention_mask, token_type_ids (1 for the second sentence) (B, S);
+        labels (B,); without `is_training` also is_matched and is_mismatched (B,), by the file that
+        a row is of. All int32.
+
+    Raises:
+        ConfigError: If a file cannot be read, or does not fit the arguments or the model.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("sentence1", "sentence2", "gold_label")
+    labels: ClassVar[Mapping[str, int]] = {"entailment": 0, "neutral": 1, "contradiction": 2}
+    val_files: ClassVar[tuple[str, ...]] = ("dev_matched.tsv", "dev_mismatched.tsv")
+    val_subsets: ClassVar[tuple[str, ...]] = ("is_matched", "is_mismatched")
+
+
+def _missing(folders: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return a message for each folder that has not these files; none is opened."""
+    found = []
+    for folder in folders:
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            problem = "is not a folder" if path.exists() else "does not exist"
+            found.append(f"data_dir {folder!r} {problem}. Give a folder with {', '.join(names)}.")
+            continue
+        lacks = [name for name in names if not (path / name).is_file()]
+        if lacks:
+            found.append(f"data_dir {folder!r} has no file {', '.join(lacks)}. Add it.")
+    return found

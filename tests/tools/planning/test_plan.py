@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modelzoo_trainer.base.devices import fake_world
+from modelzoo_trainer.cli import command
+from modelzoo_trainer.config.build import load_plans
+from modelzoo_trainer.config.shipped import shipped_names
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.tools.planning.command import plan_on_paper
+from modelzoo_trainer.tools.planning.figures import Figures
+from modelzoo_trainer.tools.planning.measure import measure
+from modelzoo_trainer.tools.planning.memory_tracker import Kind
+from tests.distributed.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+LLAMA_70B = Path(__file__).with_name("llama_70b.yaml")
+FILE = """
+trainer:
+  init:
+    device: CPU
+    model_dir: {folder}
+    model:
+      name: llama
+      vocab_size: 512
+      hidden_size: 64
+      max_position_embeddings: 16
+      position_embedding_type: rotary
+      rotary_dim: 16
+      share_embedding_weights: false
+      num_hidden_layers: 3
+      norm_type: rmsnorm
+      dropout_rate: 0.0
+      attention_dropout_rate: 0.0
+      num_heads: 4
+      use_projection_bias_in_attention: false
+      use_ffn_bias_in_attention: false
+      filter_size: 128
+      nonlinearity: swiglu
+      use_ffn_bias: false
+    optimizer: {{AdamW: {{learning_rate: 0.001}}}}
+    precision: {{enabled: false, max_gradient_norm: 1.0}}
+    loop: {{num_steps: 3, eval_frequency: null}}
+    seed: 1
+  fit:
+    train_dataloader:
+      data_processor: SyntheticProcessor
+      kind: tokens
+      batch_size: 4
+      num_samples: 64
+      max_sequence_length: 16
+      vocab_size: 512
+"""
+SHARD = "init.backend.parallel={shard: -1}"
+Measure = Callable[..., Figures]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    path = folder / "model.yaml"
+    path.write_text(FILE.format(folder=folder / "run"))  # which nobody makes
+    return path
+
+
+@pytest.fixture(scope="module")
+def figures(file: Path) -> Measure:
+    @cache
+    def find(num: int, *changes: str) -> Figures:
+        with fake_world(num):
+            return measure(plan_of(file, changes))
+
+    return find
+
+
+def plan_of(path: Path, changes: Any) -> Any:
+    [plan] = load_plans(path, shipped_names, mode="train", changes=changes, for_a_run=False)
+    return plan
+
+
+def sent(figures: Figures, kind: str) -> tuple[int, int]:
+    found = [one for (name, _), one in figures.exchanges.items() if name == kind]
+    return sum(one.num_calls for one in found), sum(one.num_bytes for one in found)
+
+
+def all_sent(figures: Figures) -> int:
+    return sum(one.num_sent for one in figures.exchanges.values())
+
+
+def train_and_watch(rank: int, path: Path, changes: list[str]) -> dict[str, float]:
+    from benchmarks.plan import real
+
+    return real(rank, path, changes, "allocator")
+
+
+def test_a_process_alone_holds_all_and_sends_nothing(figures: Measure) -> None:
+    found = figures(1)
+
+    size = found.num_params * 4
+    assert found.num_params_here == found.num_params
+    assert found.training.highest[Kind.PARAMETERS] == size
+    assert found.training.highest[Kind.GRADIENTS] == size
+    assert found.training.highest[Kind.OPTIMIZER] == pytest.approx(2 * size, rel=0.01)
+    assert found.exchanges == {}
+    assert found.checkpoint_bytes == pytest.approx(3 * size, rel=0.01)
+    assert sum(found.training.parts.values()) == found.training.total
+
+
+def test_replicas_send_their_gradients_once(figures: Measure) -> None:
+    found = figures(8)
+
+    assert found.axes == {"replicate": 8, "shard": 1, "tensor": 1}
+    assert found.num_params_here == found.num_params
+    calls, size = sent(found, "all-reduce")
+    assert size == pytest.approx(found.num_params * 4, rel=0.001)
+    assert calls <= 4
+    assert found.training.highest[Kind.OPTIMIZER] == pytest.approx(8 * found.num_params, rel=0.01)
+
+
+def test_shards_hold_their_part_and_gather_the_rest(figures: Measure) -> None:
+    alone, found = figures(1), figures(8, SHARD)
+
+    assert found.num_params == alone.num_params
+    assert found.num_params_here == pytest.approx(alone.num_params / 8, rel=0.01)
+    assert found.training.total < alone.training.total
+    assert found.flops == alone.flops
+    calls, size = sent(found, "reduce-scatter")
+    assert calls == 4  # three layers and what is around them
+    assert size == pytest.approx(found.num_params * 4, rel=0.01)
+    assert sent(found, "all-gather")[1] > found.num_params * 4
+
+
+@pytest.mark.slow
+def test_layers_with_parallel_branches_are_planned_like_others(figures: Measure) -> None:
+    gated = figures(2, "init.model.name=falcon", "init.model.use_untied_layer_norm=true")
+    one_norm = figures(2, "init.model.name=falcon")
+
+    assert gated.num_params == figures(2).num_params
+    assert gated.num_params - one_norm.num_params == 3 * 64
+    assert gated.flops == figures(2).flops
+
+
+@pytest.mark.slow
+def test_accumulated_batches_are_sent_once_and_computed_each(figures: Measure) -> None:
+    once, found = figures(4), figures(4, "init.loop.grad_accum_steps=3")
+
+    assert found.num_batches == 3
+    assert found.flops == 3 * once.flops
+    assert sent(found, "all-reduce")[1] == pytest.approx(sent(once, "all-reduce")[1], rel=0.001)
+
+
+def test_recomputed_activations_take_less_memory_and_more_arithmetic(figures: Measure) -> None:
+    kept, found = figures(1), figures(1, "init.backend.activation_checkpointing=full")
+
+    assert found.training.highest[Kind.ACTIVATIONS] < kept.training.highest[Kind.ACTIVATIONS]
+    assert found.flops > kept.flops
+
+
+@pytest.fixture
+def own_file(file: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "model.yaml"
+    copy.write_text(file.read_text())
+    return copy
+
+
+def test_the_memory_of_a_real_process_is_what_was_said(figures: Measure, own_file: Path) -> None:
+    [found] = run_ranks(1, train_and_watch, own_file, [])
+
+    assert found["memory"] == pytest.approx(figures(1).peak_bytes, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_the_memory_of_two_real_replicas_is_what_was_said(figures: Measure, own_file: Path) -> None:
+    found = run_ranks(2, train_and_watch, own_file, [])
+
+    # The profiler does not see what gloo's thread happens to free; other talk is sent besides.
+    assert min(one["memory"] for one in found) == pytest.approx(figures(2).peak_bytes, rel=0.1)
+    assert min(one["sent"] for one in found) == pytest.approx(all_sent(figures(2)), rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_what_two_real_shards_send_is_what_was_said(figures: Measure, own_file: Path) -> None:
+    found = run_ranks(2, train_and_watch, own_file, [SHARD])
+
+    assert min(one["sent"] for one in found) == pytest.approx(all_sent(figures(2, SHARD)), rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_thousand_processes_are_planned_in_one(figures: Measure) -> None:
+    found = figures(1024, SHARD)
+
+    assert found.world_size == found.num_data_shards == 1024
+    assert found.num_params_here < found.num_params / 32
+
+
+@pytest.mark.slow
+def test_seventy_billion_parameters_are_planned_without_their_memory() -> None:
+    meta = "init.backend.sharding={meta_init: true, param_dtype: bfloat16, reduce_dtype: float32}"
+    with fake_world(512):
+        found = measure(plan_of(LLAMA_70B, [SHARD, meta]))
+
+    assert found.num_params == 68_976_648_192
+    assert found.training.total < 32 * 2**30
+    assert found.building.total < 8 * 2**30
+
+
+# ---- the command
+
+
+def run(file: Path, *words: str) -> int:
+    return command.main(["--params", str(file), "--plan", *words])
+
+
+def test_the_command_prints_a_table_and_writes_nothing(
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with caplog.at_level(logging.INFO, logger="modelzoo_trainer"):
+        assert run(file) == 0
+
+    text = capsys.readouterr().out
+    assert caplog.messages == []  # not a report of the two steps on fake tensors
+    assert "one process, device cpu" in text.splitlines()[0]
+    assert "No communication" in text
+    assert "optimizer state" in text
+    assert list(tmp_path.iterdir()) == []
+    assert list(file.parent.iterdir()) == [file]
+
+
+class Following(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Rows whose length is that of the model."""
+
+    length = 1
+
+    def follow_model(self, model: Any) -> None:
+        self.length = model.max_position_embeddings
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.zeros(self.length, dtype=torch.int64)
+        return {"input_ids": ids, "labels": ids}
+
+
+class FollowingProcessor:
+    def create_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(Following(), batch_size=4)
+
+
+def test_data_that_follows_the_model_is_planned_as_it_is_trained_on(file: Path) -> None:
+    changes = [f"fit.train_dataloader={{data_processor: {__name__}.FollowingProcessor}}"]
+    with fake_world(1):
+        followed = measure(plan_of(file, changes))
+    with fake_world(1):
+        assert followed.flops == measure(plan_of(file, ())).flops
+
+
+def test_processes_that_do_not_fit_the_mesh_are_refused(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(file, "--world-size", "6", "--set", "init.backend.parallel={shard: 4}")
+
+    assert code == 2
+    assert "a multiple of 4 processes, but there are 6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["0", "eight", "-1", "2.5"])
+def test_a_world_size_is_a_number(
+    file: Path, size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(file, f"--world-size={size}") == 2
+    err = capsys.readouterr().err
+    assert "--world-size" in err
+    assert f"'{size}'" in err
+
+
+def test_the_options_of_the_plan_need_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--params", str(file), "--world-size", "8"])
+    assert "--world-size and --memory require --plan" in capsys.readouterr().err
+
+
+def test_a_lazy_device_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(file, "--device", "xla") == 2
+    assert "--plan does not support torch_xla" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_here_can_be_planned(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(file, "--device", "gpu") == 0
+    assert "device gpu" in capsys.readouterr().out
+
+
+def test_the_two_steps_are_not_reported_like_a_run(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "modelzoo_trainer")
+    schedule = "{initial_learning_rate: 0.1, end_learning_rate: 0.0, total_iters: 50}"
+    assert run(file, f"--set=init.schedulers=[LinearLR: {schedule}]") == 0
+    assert "Finished" not in caplog.text
+    assert "the schedule ends" not in caplog.text
+
+
+def test_a_file_that_only_validates_is_refused(figures: Measure, file: Path) -> None:
+    plan = plan_of(file, [])
+    with fake_world(1), pytest.raises(ConfigError, match=r"train_and_eval, got eval"):
+        measure(type(plan)(**{**fields_of(plan), "mode": "eval"}))
+    with fake_world(1), pytest.raises(ConfigError, match=r"fit\.train_dataloader"):
+        measure(type(plan)(**{**fields_of(plan), "call": {}}))
+
+
+def test_the_help_of_the_benchmark_runs_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.plan import main as run_benchmark
+
+    monkeypatch.setattr("sys.argv", ["plan.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        run_benchmark()
+    assert "--processes" in capsys.readouterr().out
+
+
+def fields_of(plan: Any) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in type(plan).__dataclass_fields__}
+
+
+def test_what_fits_is_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(file, "--memory", "1GiB") == 0
+    assert "It fits: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_tried_with_settings_that_take_less(file: Path) -> None:
+    def load(changes: list[str]) -> list[Any]:
+        return [plan_of(file, changes)]
+
+    fits, text = plan_on_paper(load, "8", "3MiB")
+
+    assert not fits
+    assert "It does not fit: " in text
+    assert f"--set '{SHARD}'" in text
+    assert " fits." in text
+
+
+@pytest.mark.slow
+def test_what_nothing_helps_ends_with_an_error_code(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(file, "--memory", "1KiB") == 1
+    text = capsys.readouterr().out
+    assert "still does not fit." in text
+    assert "smaller batches" in text
+
+
+@pytest.mark.slow
+def test_a_bias_of_the_scores_is_counted(figures: Measure) -> None:
+    longer = (
+        "init.model.max_position_embeddings=256",
+        "fit.train_dataloader.max_sequence_length=256",
+        "init.model.rotary_dim=null",
+    )
+    plain = figures(1, *longer, "init.model.position_embedding_type=null")
+    found = figures(1, *longer, "init.model.position_embedding_type=alibi")
+
+    bias = 4 * 256 * 256 * 4  # heads, queries, keys, bytes
+    assert found.training.total - plain.training.total >= bias
+
+
+MOE = "init.model.moe={num_experts: 3, top_k: 2, num_shared_experts: 1}"
+
+
+@pytest.mark.slow
+def test_experts_are_planned_with_all_their_weights_work_and_activations(figures: Measure) -> None:
+    plain, found, halves = figures(1), figures(1, MOE), figures(2, MOE, SHARD)
+
+    layers, tokens, hidden, width = 3, 4 * 16, 64, 128
+    expert, router = 3 * hidden * width, 3 * hidden
+    assert found.num_params == plain.num_params + layers * (3 * expert + router)
+    assert found.training.highest[Kind.PARAMETERS] == found.num_params * 4
+    # A product of a matrix with tokens, and two for gradients; a multiply-add is two operations.
+    assert found.flops == plain.flops + layers * 3 * 2 * tokens * (3 * expert + router)
+    assert found.num_host_reads == plain.num_host_reads
+    more = found.training.highest[Kind.ACTIVATIONS] - plain.training.highest[Kind.ACTIVATIONS]
+    assert more > layers * 3 * 4 * tokens * width * 4  # of each further expert, four in float32
+    assert halves.num_params_here == pytest.approx(found.num_params / 2, rel=0.001)

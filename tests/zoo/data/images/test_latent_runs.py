@@ -1,0 +1,188 @@
+"""Runs of a small diffusion transformer on latents: bad input, a kill, several processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop
+from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.zoo.data.images.diffusion import DiffusionLatentImageNet1KProcessor
+from modelzoo_trainer.zoo.models.vision.dit import Dit
+from tests.distributed.ranks import run_ranks, try_ranks
+from tests.zoo.data.images.written import write_latents
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_heads": 2,
+    "num_hidden_layers": 1,
+    "filter_size": 16,
+    "patch_size": [2, 2],
+    "frequency_embedding_size": 8,
+    "num_classes": 3,
+    "label_dropout_rate": 0.3,
+    "vae": {"latent_size": [4, 6], "latent_channels": 2, "scaling_factor": 0.05},
+}
+DATA: dict[str, Any] = {"batch_size": 4, "shuffle_seed": 5}
+
+
+def run(tmp_path, capsys, model=None, command="fit", **data):
+    """Return the exit code of a run and its messages."""
+    place = {
+        "data_processor": "DiffusionLatentImageNet1KProcessor",
+        "data_dir": str(tmp_path),
+        **DATA,
+        **data,
+    }
+    trainer = {
+        "init": {
+            "device": "cpu",
+            "model_dir": str(tmp_path / "run"),
+            "model": {"name": "dit", **SIZES, **(model or {})},
+            "optimizer": {"SGD": {"lr": 0.1}},
+            "loop": {"num_epochs": 1},
+        },
+        "fit": {"train_dataloader": place, "val_dataloader": {**place, "split": "val"}},
+    }
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump({"trainer": trainer}))
+    code = main([command, str(file)])
+    out, said = capsys.readouterr()
+    return code, out + said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ({"truncated": "c1/0.npz", "shuffle": False}, ["train/c1/0.npz", "truncated"]),
+        ({"model": {"num_classes": 2}}, ["num_classes is 2", "3 folders"]),
+        ({"num_classes": 4}, ["num_classes is 4", "3 in the model"]),
+        ({"model": {"vae": {"latent_size": [4, 4], "latent_channels": 2}}}, ["(4, 4, 6)"]),
+        ({}, []),
+    ],
+)
+def test_bad_data_ends_a_run_with_one_message(tmp_path, capsys, change, facts):
+    for split in ("train", "val"):
+        write_latents(tmp_path / split, 3, 2)
+    change = dict(change)
+    truncated = change.pop("truncated", None)
+    if truncated is not None:
+        path = tmp_path / "train" / truncated
+        path.write_bytes(path.read_bytes()[:300])
+
+    code, said = run(tmp_path, capsys, **change)
+
+    messages = said.split("\n")[:-1]
+    assert (code == 0, len(messages)) == ((False, 1) if facts else (True, 0))
+    assert [fact for fact in facts if fact not in said] == []
+
+
+@pytest.mark.slow
+def test_a_check_says_which_data_is_missing_and_what_has_no_effect(tmp_path, capsys):
+    write_latents(tmp_path / "train", 3, 2)
+    model = {"encoder_nonlinearity": "gelu", "reverse_process": {"batch_size": 3}}
+    code, said = run(tmp_path, capsys, model, "check")
+    assert code == 2
+    assert "encoder_nonlinearity: no effect" in said
+    assert "reverse_process: no effect" in said
+    assert f"needs data: data_dir '{tmp_path}/val' does not exist" in said.splitlines()[-1]
+
+
+class Watch(Callback):
+    """Keep the batches and the losses of each step, and end the process after one of them."""
+
+    def __init__(self, killed_at: int | None = None) -> None:
+        self.killed_at = killed_at
+        self.seen: list[Any] = []
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        self.seen.append(([batch[name].tolist() for name in sorted(batch)], outputs["loss"].item()))
+
+    def on_step_committed(self, trainer):
+        if trainer.global_step == self.killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def trained(
+    rank: int, paths: list[str], folder: str, killed_at: int | None = None, **data: Any
+) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    watch = Watch(killed_at)
+    trainer = Trainer(
+        device="cpu",
+        model_dir=folder,
+        model=lambda: Dit(**SIZES),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        loop=TrainingLoop(max_steps=11),
+        checkpoint=Checkpoint(steps=3),
+        callbacks=[watch],
+        progress="none",
+        seed=0,
+    )
+    made = DiffusionLatentImageNet1KProcessor(**{"data_dir": paths, **DATA, **data})
+    trainer.fit(made.create_dataloader())
+    state = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer.close()
+    return watch.seen, state
+
+
+def killed(rank: int, files: list[str], folder: str, data: dict[str, Any]) -> None:
+    trained(rank, files, folder, killed_at=5, **data)
+
+
+def divided(rank: int, files: list[str], folder: str) -> list[Any]:
+    return trained(rank, files, folder)[0]
+
+
+@pytest.fixture
+def files(tmp_path):
+    write_latents(tmp_path / "data" / "train", 3, 3)
+    write_latents(tmp_path / "flipped" / "train", 3, 3, offset=5)
+    return [str(tmp_path / "data"), str(tmp_path / "flipped")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", [{"num_workers": 1}, {"drop_last": False}])
+def test_a_run_that_is_killed_within_an_epoch_ends_with_the_same_bits(files, tmp_path, data):
+    seen, state = trained(0, files, str(tmp_path / "whole"), **data)
+    folder = str(tmp_path / "run")
+    ((ok, _),) = try_ranks(1, killed, files, folder, data)
+    assert not ok
+
+    rest, resumed = trained(0, files, folder, **data)
+
+    assert rest == seen[-len(rest) :]
+    assert 2 <= len(rest) <= 8
+    assert all(map(torch.equal, resumed.values(), state.values()))
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_the_batches_of_one_also_after_a_resume(files, tmp_path):
+    alone, _ = trained(0, files, str(tmp_path / "one"))
+    for folder in ("two", "resumed"):
+        if folder == "resumed":
+            try_ranks(1, killed, files, str(tmp_path / folder), {})
+        parts = run_ranks(2, divided, files, str(tmp_path / folder))
+        together = [
+            [own + other for own, other in zip(first, second, strict=True)]
+            for (first, _), (second, _) in zip(*parts, strict=True)
+        ]
+        assert together == [values for values, _ in alone][-len(together) :]
+        assert (len(together) < len(alone)) == (folder == "resumed")
+
+
+@pytest.mark.slow
+def test_validation_is_on_the_same_noise_each_time(files, tmp_path):
+    shutil.copytree(tmp_path / "data/train", tmp_path / "data/val")
+    made = DiffusionLatentImageNet1KProcessor(data_dir=files[0], split="val", **DATA)
+    trainer = Trainer(device="cpu", model=lambda: Dit(**SIZES), progress="none", seed=0)
+    first, second = (trainer.validate(made.create_dataloader()) for _ in range(2))
+    trainer.close()
+    assert first.metrics == second.metrics
+    assert first.metrics
