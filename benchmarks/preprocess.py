@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.zoo.rows.preprocessing import pipeline
-from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 from modelzoo_trainer.zoo.rows.sections import Settings
 
 PROCESSES = 2

@@ -41,8 +41,8 @@ def write_rows(folder: Path, loader: dict[str, Any], number: int) -> None:
         loader: Settings of the dataloader: `data_processor` and `use_vsl`.
         number: Of the folder, so that folders of a mixture have different text.
     """
+    from modelzoo_trainer.config.preprocessing import parse_settings
     from modelzoo_trainer.zoo.rows.preprocessing import pipeline
-    from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 
     texts = folder.with_name(f"{folder.name}_text")
     texts.mkdir(parents=True)

@@ -34,10 +34,10 @@ from modelzoo_trainer.core import (
     TrainingLoop,
     ValidationLoop,
 )
+from modelzoo_trainer.core.parts.core_callbacks import core_callbacks
 from modelzoo_trainer.core.parts.predictions import Predictions
 from modelzoo_trainer.core.parts.results import RunResult
 from modelzoo_trainer.core.parts.summaries import summarize_scalar, summarize_tensor
-from modelzoo_trainer.hooks.order import core_callbacks
 from modelzoo_trainer.hooks.spec import HOOKS
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
 from modelzoo_trainer.tools.foreign_configs.tables import FOREIGN_KEYS

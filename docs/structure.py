@@ -1,13 +1,14 @@
 """Print how the code hangs together, from the source: python docs/structure.py.
 
 Hooks that `trainer.py` fires, its direct calls to core callbacks, who writes which attribute of the
-trainer, files and lines of each package, and who may import whom. `tests/policy/test_structure.py`
-holds what must not grow.
+trainer, and the rooms of the package with their files and lines, from the top floor down: each
+imports only from floors below it. `tests/policy/test_structure.py` holds what must not grow.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +68,7 @@ WRITERS: Final = {
     "backend": "core/backend.py",
     "model": "core/model.py",
     "compiled_model": "core/model.py",
-    "model_call": "core/model_call.py",
+    "model_call": "core/parts/model_call.py",
     "optimizer": "core/optimizer.py",
     "manual_steps": "core/optimizer.py",
     "schedulers": "core/schedulers.py",
@@ -85,6 +86,13 @@ WRITERS: Final = {
     "raise_on_interrupt": "cli/runner.py",
 }
 """Attributes of the trainer that others set, each in one file."""
+
+
+ENGINE: Final = (
+    *("callbacks", "loggers", "trainer", "core", "loading", "callback", "hooks"),
+    *("checkpointing", "optim", "base", "errors"),
+)
+"""The rooms that know no model, dataset, configuration file or command line."""
 
 
 def hooks_fired() -> list[str]:
@@ -140,21 +148,26 @@ def _flat(targets: list[ast.expr]) -> Iterator[ast.expr]:
             yield target
 
 
-def sizes() -> dict[str, list[int]]:
-    """Return the lines of each file, by folder."""
-    found: dict[str, list[int]] = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            folder = path.parent.relative_to(ROOT).as_posix()
-            found.setdefault(folder, []).append(len(path.read_text(encoding="utf-8").splitlines()))
-    return found
-
-
-def floors() -> list[str]:
-    """Return the floors of `modelzoo_trainer`, highest first; lint-imports checks them."""
+def floors() -> list[list[str]]:
+    """Return the rooms of `modelzoo_trainer` by floor, highest first; lint-imports checks them."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    layers: list[str] = tomllib.loads(text)["tool"]["importlinter"]["contracts"][0]["layers"]
-    return layers
+    layers = tomllib.loads(text)["tool"]["importlinter"]["contracts"][0]["layers"]
+    return [[name.strip() for name in re.split(r"[:|]", layer)] for layer in layers]
+
+
+def sizes() -> dict[str, list[int]]:
+    """Return the lines of each file, by package and room, highest first."""
+    package = ROOT / "modelzoo_trainer"
+    places = {name: package / name for floor in floors() for name in floor}
+    places |= {"__init__": package / "__init__", "backends": ROOT / "backends"}
+    return {
+        name: [
+            len(path.read_text(encoding="utf-8").splitlines())
+            for path in (*place.rglob("*.py"), place.with_suffix(".py"))
+            if path.is_file()
+        ]
+        for name, place in places.items()
+    }
 
 
 def _tree(path: Path) -> ast.Module:
@@ -173,15 +186,15 @@ def main() -> None:
     print("\nattributes of the trainer that others set")
     for attribute, name in WRITERS.items():
         print(f"  {attribute:24s} {name}")
-    print("\nfiles and lines")
-    total = 0
-    for folder, lines in sizes().items():
-        total += sum(lines)
-        print(f"  {folder:36s} {len(lines):3d} files  {sum(lines):6d} lines")
-    print(f"  {'':36s} {sum(map(len, sizes().values())):3d} files  {total:6d} lines")
-    print("\nfloors of modelzoo_trainer: each imports from those below it")
-    for floor in floors():
-        print(f"  {floor}")
+    print("\nrooms: each imports only from floors below it")
+    found = sizes()
+    for number, floor in enumerate([*floors(), ["backends"]]):
+        for name in floor:
+            lines = found[name]
+            print(f"  {number:2d} {name:16s} {len(lines):3d} files  {sum(lines):6d} lines")
+    engine = sum(sum(lines) for name, lines in found.items() if name in ENGINE)
+    total = sum(map(sum, found.values()))
+    print(f"  engine, from loggers down to base: {engine} lines; all: {total} lines")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
 """A PyTorch trainer that consists of hook calls.
 
-The names below are imported when they are first used, so that the command line starts fast.
+The names below are imported when they are first used, so that the command line starts fast. Modules
+are also found under their former paths (`_moved.py`).
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from modelzoo_trainer._moved import find_moved_modules
+from modelzoo_trainer.base.exports import lazy_exports
 
 if TYPE_CHECKING:
     from modelzoo_trainer.callback import (
@@ -38,16 +42,16 @@ if TYPE_CHECKING:
         TrainingSpike,
     )
     from modelzoo_trainer.hooks.interceptors import Interceptable, event
+    from modelzoo_trainer.hooks.logger import Logger
     from modelzoo_trainer.hooks.spec import HOOKS
     from modelzoo_trainer.hooks.standalone import Hooks
-    from modelzoo_trainer.loggers.logger import Logger
     from modelzoo_trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "advice": ("Advised",),  # deprecated
-    "interceptors": ("Interceptable", "event"),
+_HOMES: Final = {
+    "hooks.advice": ("Advised",),  # deprecated
+    "hooks.interceptors": ("Interceptable", "event"),
     "callback": (
         "HOOKS",
         "Callback",
@@ -55,7 +59,7 @@ _HOMES = {
         "ValidationCallback",
         "register_global_callback",
     ),
-    "closures": ("step_closure",),
+    "core.parts.closures": ("step_closure",),
     "core": (
         "AutoRestart",
         "Checkpoint",
@@ -77,14 +81,13 @@ _HOMES = {
         "StopTraining",
         "TrainingSpike",
     ),
-    "loggers.logger": ("Logger",),
+    "hooks.logger": ("Logger",),
     "hooks.standalone": ("Hooks",),
-    "predictions": ("Predictions",),
-    "summaries": ("summarize_scalar", "summarize_tensor"),
+    "core.parts.predictions": ("Predictions",),
+    "core.parts.summaries": ("summarize_scalar", "summarize_tensor"),
     "trainer": ("Trainer",),
 }
 _PACKAGES = tuple(f"modelzoo_trainer.{name}" for name in ("callbacks", "loggers", "optim"))
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "HOOKS",
@@ -120,18 +123,19 @@ __all__ = [
     "summarize_tensor",
 ]
 
+find_moved_modules()
+_find = lazy_exports(__name__, _HOMES)
 
 if not TYPE_CHECKING:  # else a checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        home = _HOME_OF.get(name)
-        if home is not None:
-            return getattr(import_module(f"modelzoo_trainer.{home}"), name)
-        missing = f"module 'modelzoo_trainer' has no attribute {name!r}"
-        advice = _advice(name) if name[:1].isupper() else ""
-        if advice:  # an AttributeError would lose the text in `from ... import`
-            raise ImportError(f"{missing}. {advice}")
-        raise AttributeError(missing)
+        try:
+            return _find(name)
+        except AttributeError as error:
+            advice = _advice(name) if name[:1].isupper() else ""
+            if advice:  # an AttributeError would lose the text in `from ... import`
+                raise ImportError(f"{error}. {advice}") from None
+            raise
 
 
 def _advice(name: str) -> str:

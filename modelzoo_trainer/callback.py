@@ -78,6 +78,12 @@ class Callback:
     needs_one_optimizer: bool = False
     """Whether a fit with several optimizers is refused: it would do nothing, or something wrong."""
 
+    handles_bad_losses: bool = False
+    """Whether the callback replaces the default `CheckLoss`."""
+
+    shows_progress: bool = False
+    """Whether the callback replaces the default `ProgressLogger`."""
+
     _hooks_checked: ClassVar[bool] = True
     _entered: ClassVar[dict[int, list[GlobalHandle]]] = {}
 

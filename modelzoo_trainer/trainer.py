@@ -43,6 +43,7 @@ from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.loop import require_training_loop, validation_loop_of
 from modelzoo_trainer.core.model import ModelFactory, problem_of_loss, refuse_lost_loss, to_outputs
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
+from modelzoo_trainer.core.parts.core_callbacks import core_callbacks
 from modelzoo_trainer.core.parts.manual_steps import ManualSteps
 from modelzoo_trainer.core.parts.metrics import MetricLog
 from modelzoo_trainer.core.parts.model_call import ModelCalls
@@ -71,12 +72,12 @@ from modelzoo_trainer.hooks.interceptors import (
     is_own_pair,
     parted,
 )
+from modelzoo_trainer.hooks.logger import Logger
 from modelzoo_trainer.hooks.order import (
     CallbackHandle,
     CallbackList,
     NotCopied,
     add_callback,
-    core_callbacks,
     remove_callback,
 )
 from modelzoo_trainer.hooks.spec import note_origin
@@ -84,7 +85,6 @@ from modelzoo_trainer.hooks.table import HookTable
 from modelzoo_trainer.loading.dataset_info import check_model
 from modelzoo_trainer.loading.epochs import EpochIterator, as_loaders, one_loader, resolve_loader
 from modelzoo_trainer.loading.train_data import explain_empty_validation, validation_batches
-from modelzoo_trainer.loggers.logger import Logger
 
 CkptPath = str | Path | EllipsisType | None
 T = TypeVar("T")

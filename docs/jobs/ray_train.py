@@ -8,7 +8,7 @@ the run; the same command resumes it.
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from modelzoo_trainer.tools.launch import worker
+from modelzoo_trainer.cli.ray_worker import worker
 
 trainer = TorchTrainer(
     worker(

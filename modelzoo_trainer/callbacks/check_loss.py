@@ -82,6 +82,7 @@ class CheckLoss(Callback):
 
     needs_trainer = True
 
+    handles_bad_losses = True
     is_overruled: bool = False
     """Whether `TerminateOnNaN` ends the run instead, so that nothing is raised."""
 

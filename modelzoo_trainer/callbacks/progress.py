@@ -34,6 +34,8 @@ class PrintProgress(Callback):
     It does so through `logging`, in the first process only.
     """
 
+    shows_progress = True
+
     def __init__(self) -> None:
         self._is_told = False
 
@@ -97,6 +99,8 @@ class ProgressBar(Callback):
 
     Cost: Reads the clock once per batch; a drawing ten times a second at most.
     """
+
+    shows_progress = True
 
     def __init__(self) -> None:
         self._train: Bar | None = None

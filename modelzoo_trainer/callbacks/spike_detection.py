@@ -82,6 +82,7 @@ class SpikeDetection(StepLosses):
         self.rtol = rtol
         self.exclude_batches_path = exclude_batches_path
         self.finite_only = finite_only
+        self.handles_bad_losses = finite_only
         self._loss: Tensor | None = None
         self._reset()
 

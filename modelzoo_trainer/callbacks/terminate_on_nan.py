@@ -56,6 +56,7 @@ class TerminateOnNaN(Callback):
 
     needs_trainer = True
     needs_one_optimizer = True
+    handles_bad_losses = True
 
     def __init__(self, check_gradients: bool = True) -> None:
         self.check_gradients = check_gradients

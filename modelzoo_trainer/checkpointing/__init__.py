@@ -4,8 +4,9 @@ Independent of the trainer. The names below are imported lazily, so that
 `python -m modelzoo_trainer.checkpointing` starts quickly.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
+
+from modelzoo_trainer.base.exports import lazy_exports
 
 if TYPE_CHECKING:
     from modelzoo_trainer.checkpointing.background import BackgroundSaver
@@ -43,25 +44,24 @@ if TYPE_CHECKING:
         write_weights,
     )
 
-_HOMES = {
-    "background": ("BackgroundSaver",),
-    "distributed": ("CheckpointWriter", "load_into", "load_like", "save_sharded"),
-    "distributed_reader": ("CheckpointReader",),
-    "finished": ("forget_deleted", "is_finished", "note_finished"),
-    "folder": (
+_HOMES: Final = {
+    "checkpointing.background": ("BackgroundSaver",),
+    "checkpointing.distributed": ("CheckpointWriter", "load_into", "load_like", "save_sharded"),
+    "checkpointing.distributed_reader": ("CheckpointReader",),
+    "checkpointing.finished": ("forget_deleted", "is_finished", "note_finished"),
+    "checkpointing.folder": (
         *("CheckpointInfo", "candidates", "clean", "delete", "free_bytes", "list_checkpoints"),
         *("mend_latest", "newest", "point_latest", "probe"),
     ),
-    "lazy_tensors": ("LazyTensor", "lazy_state"),
-    "lazy_weights": ("LazyWeights", "open_weights"),
-    "load_save": ("load", "save", "verify"),
-    "manifest": ("FileRecord", "Manifest", "read_manifest"),
-    "shard_writing": ("CheckpointSavePlanner",),
-    "state_json": ("check_savable", "state_bytes"),
-    "transaction": ("CheckpointTransaction",),
-    "weights": ("export", "holds_weights", "read_weights", "write_weights"),
+    "checkpointing.lazy_tensors": ("LazyTensor", "lazy_state"),
+    "checkpointing.lazy_weights": ("LazyWeights", "open_weights"),
+    "checkpointing.load_save": ("load", "save", "verify"),
+    "checkpointing.manifest": ("FileRecord", "Manifest", "read_manifest"),
+    "checkpointing.shard_writing": ("CheckpointSavePlanner",),
+    "checkpointing.state_json": ("check_savable", "state_bytes"),
+    "checkpointing.transaction": ("CheckpointTransaction",),
+    "checkpointing.weights": ("export", "holds_weights", "read_weights", "write_weights"),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BackgroundSaver",
@@ -104,12 +104,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # else a checker would accept any name
+    __getattr__ = lazy_exports(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

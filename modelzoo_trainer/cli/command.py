@@ -94,7 +94,7 @@ def _report_runs(words: Sequence[str]) -> int:
 
 
 def _launch(words: Sequence[str]) -> int:
-    from modelzoo_trainer.tools.launch.command import main as launch
+    from modelzoo_trainer.cli.launching import main as launch
 
     return launch(words)
 
@@ -113,7 +113,7 @@ def _convert_config(words: Sequence[str]) -> int:
 
 def _preprocess(words: Sequence[str]) -> int:
     """Convert data to rows; nothing of it imports torch."""
-    from modelzoo_trainer.zoo.rows.preprocessing.command import add_arguments, run
+    from modelzoo_trainer.cli.preprocessing import add_arguments, run
 
     parser = command_parser("data_preprocess")
     add_arguments(parser)

@@ -45,7 +45,7 @@ from modelzoo_trainer.core.parts.named_checkpoints import (
     note_best,
     note_untrained,
 )
-from modelzoo_trainer.core.parts.states import like_of, load_states, part_of
+from modelzoo_trainer.core.parts.states import like_of, log_skipped, part_of
 from modelzoo_trainer.core.run_lock import FolderLock
 from modelzoo_trainer.errors import (
     CheckpointError,
@@ -54,6 +54,7 @@ from modelzoo_trainer.errors import (
     is_refusal_of_disk,
 )
 from modelzoo_trainer.hooks.interceptors import Interceptable, event
+from modelzoo_trainer.hooks.states import load_states
 from modelzoo_trainer.zoo.conversion.loading import read_weights_for, refuse_without_weights
 
 if TYPE_CHECKING:
@@ -730,13 +731,16 @@ class Checkpoint(CoreCallback, Interceptable):
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         strict = not self.disable_strict_checkpoint_loading
         path = self._begun[0]
-        load_states(
-            trainer,
+        skipped = load_states(
+            dict(trainer.stateful_callbacks()),
             state_dict.get("callbacks", {}),
             strict=strict,
             is_foreign=path is not None and not self.is_in_folder(trainer, path),
             ignored=trainer.callbacks.stateless_names,
+            is_quiet=trainer.summary.is_evaluation,
         )
+        if skipped and not trainer.summary.is_evaluation:
+            log_skipped(trainer, skipped)
         self._not_fresh.add(trainer)  # also if loading fails halfway
         if path is not None:
             log.info("Loaded checkpoint %s.", shown_path(path))

@@ -66,7 +66,7 @@ class DataLoaderCallback(CoreCallback):
         `loader` (the loader's own state; of several processes, `loader_0` and so on), `offset`
         (items of the epoch that all processes have consumed), `num_shards`, `per_batch` and
         `draw_size` (what these items are), `samples_per_epoch` (only of a stream whose epochs
-        follow each other, see `data/stream.py`), `passed_over` (skipped batches), `facts` (sizes
+        follow each other, see `loading/stream.py`), `passed_over` (skipped batches), `facts` (sizes
         of the data), `ends_epoch` (whether the end hook of the previous epoch is still due), and
         within a step `window`: its start.
     """

@@ -25,7 +25,7 @@ from modelzoo_trainer.hooks.table import HookTable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from modelzoo_trainer.loggers.logger import Logger
+    from modelzoo_trainer.hooks.logger import Logger
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.logging")

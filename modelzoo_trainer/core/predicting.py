@@ -30,10 +30,10 @@ from modelzoo_trainer.core.parts.prediction_store import (
 from modelzoo_trainer.core.parts.predictions import Part, Predictions
 from modelzoo_trainer.core.summary import loaded_step_of
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 from modelzoo_trainer.loading.sharding import drops_last, is_split_already
 from modelzoo_trainer.loading.sources import split_of
 from modelzoo_trainer.loading.static_shapes import PadLastBatch
-from modelzoo_trainer.zoo.data.processor import SeededSampler
 
 if TYPE_CHECKING:
     from modelzoo_trainer.base.devices import Comm

@@ -15,8 +15,8 @@ from typing_extensions import override
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.core.loop import EPOCH, TrainingLoop
+from modelzoo_trainer.core.parts.run_hints import log_hints, refuse_short
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.run_hints import log_hints, refuse_short
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -3,57 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from torch.nn import Module
 
 from modelzoo_trainer.base.devices import LIMIT_BATCHES, from_environment
+from modelzoo_trainer.base.exports import load
 from modelzoo_trainer.callback import CoreCallback, check_callback
-from modelzoo_trainer.core.artifact_dir import ArtifactDir
-from modelzoo_trainer.core.attribute_states import AttributeStates
-from modelzoo_trainer.core.autorestart import AutoRestart
-from modelzoo_trainer.core.backend import BackendCallback
-from modelzoo_trainer.core.checkpoint import Checkpoint
-from modelzoo_trainer.core.dataloader import DataLoaderCallback
-from modelzoo_trainer.core.early_exit import EarlyExit
-from modelzoo_trainer.core.grad_accum import GradientAccumulation
-from modelzoo_trainer.core.interrupt import Interrupt
-from modelzoo_trainer.core.logging import Logging
-from modelzoo_trainer.core.loop import LoopCallback, TrainingLoop
-from modelzoo_trainer.core.loss_accum import LossAccumulation
-from modelzoo_trainer.core.model import ModelCallback
-from modelzoo_trainer.core.object_store import ObjectStore
-from modelzoo_trainer.core.optimizer import OptimizerCallback
-from modelzoo_trainer.core.precision import Precision
-from modelzoo_trainer.core.predicting import Predicting
-from modelzoo_trainer.core.reproducibility import Reproducibility
-from modelzoo_trainer.core.run_lock import RunLock
-from modelzoo_trainer.core.run_schedule import RunSchedule
-from modelzoo_trainer.core.schedulers import SchedulersCallback
-from modelzoo_trainer.core.sparsity import Sparsity
-from modelzoo_trainer.core.summary import Summary
 from modelzoo_trainer.errors import ConfigError, HookError, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_callbacks
 from modelzoo_trainer.hooks.interceptors import Pair, is_pair
+from modelzoo_trainer.hooks.logger import Logger
 from modelzoo_trainer.hooks.model_hooks import ModelHooks, model_hooks
 from modelzoo_trainer.hooks.plugins import plugin_callbacks
 from modelzoo_trainer.hooks.table import HookTable
-from modelzoo_trainer.loggers.logger import Logger
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
-_EXAMPLES: Final = {  # formatted with a number that may have been given instead
-    "autorestart": "AutoRestart(max_num_restarts={0})",
-    "checkpoint": "Checkpoint(steps={0})",
-    "logging": "Logging(log_steps={0})",
-    "loop": "TrainingLoop(num_steps={0}) or TrainingLoop(num_epochs={0})",
-    "object_store": "ObjectStore(cache_size={0})",
-    "precision": "MixedPrecision() for bfloat16 or MixedPrecision(fp16_type='float16'); None is "
-    "full precision",
-}
+_CHECK: Final = "modelzoo_trainer.callbacks.check_loss:CheckLoss"
+_CONSOLE: Final = "modelzoo_trainer.loggers.progress:ProgressLogger"
+_LIMIT: Final = "modelzoo_trainer.callbacks.limit_batches:limit_of_environment"
 
 
 class NotCopied:
@@ -197,20 +168,13 @@ class CallbackList(NotCopied, Mapping[str, Any]):
         default = self._default_check
         if default is None:
             return self.user
-        from modelzoo_trainer.callbacks import CheckLoss, SpikeDetection, TerminateOnNaN
-
-        def does_its_job(callback: Any) -> bool:
-            if isinstance(callback, SpikeDetection):
-                return callback.finite_only
-            return isinstance(callback, (CheckLoss, TerminateOnNaN))
-
         others = [callback for callback in self.user if callback is not default]
-        is_given = any(map(does_its_job, (*others, *global_callbacks())))
-        return others if is_given else self.user
+        given = (*others, *global_callbacks())
+        return others if any(map(_handles_bad_losses, given)) else self.user
 
     def _take_default_console(self) -> Logger | None:
         """Take the `ProgressLogger` that a file has by default out of the given loggers."""
-        defaults = [one for one in self._loggers if getattr(one, "is_default", False)]
+        defaults = [one for one in self._loggers if one.is_default]
         self._loggers = [one for one in self._loggers if one not in defaults]
         return defaults[0] if defaults else None
 
@@ -218,15 +182,8 @@ class CallbackList(NotCopied, Mapping[str, Any]):
         """Return the default `ProgressLogger`, in a list, only if nothing else shows a run."""
         if self._default_console is None:
             return []
-        others = [*self.user, *self._loggers, *global_callbacks()]
-        if not others:
-            return [self._default_console]
-        from modelzoo_trainer.callbacks import PrintProgress, ProgressBar
-        from modelzoo_trainer.loggers import ProgressLogger
-
-        own = (PrintProgress, ProgressBar, ProgressLogger)
-        is_given = any(isinstance(callback, own) for callback in others)
-        return [] if is_given else [self._default_console]
+        others = (*self.user, *self._loggers, *global_callbacks())
+        return [] if any(map(_shows_progress, others)) else [self._default_console]
 
     # ---- changes, each followed by `rebuild`
 
@@ -345,95 +302,26 @@ def _make_default_check(check_loss: bool) -> Any:
             f"check_loss is {check_loss!r}; it must be True or False. For other settings, pass "
             f"callbacks=[CheckLoss(...)]."
         )
-    if not check_loss:
-        return None
-    # This imports all callbacks, which takes as long as importing the trainer.
-    from modelzoo_trainer.callbacks import CheckLoss
-
-    return CheckLoss()
+    return load(_CHECK)() if check_loss else None
 
 
 def _make_default_console() -> Logger:
-    # All loggers are imported with it.
-    from modelzoo_trainer.loggers import ProgressLogger
-
-    console = ProgressLogger()
+    console: Logger = load(_CONSOLE)()
     console.is_default = True
     return console
 
 
 def _limit_of_environment() -> list[Any]:
     """Return the callback for the batch limit of the environment, if any, in a list."""
-    if not from_environment(LIMIT_BATCHES):
-        return []
-    # This imports all callbacks: only if it is used.
-    from modelzoo_trainer.callbacks.limit_batches import limit_of_environment
-
-    return list(limit_of_environment())
+    return list(load(_LIMIT)()) if from_environment(LIMIT_BATCHES) else []
 
 
-def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
-    """Return the core callbacks, in order.
-
-    Those that may refuse a configuration without side effects come first: device and precision
-    before folders are created.
-
-    Args:
-        parts: The trainer's arguments by name.
-
-    Raises:
-        ConfigError: If one of them is invalid.
-    """
-    model = parts["model"]
-    own = {
-        name: _own_part(name, parts.get(name), kind, default)
-        for name, kind, default in (
-            ("autorestart", AutoRestart, AutoRestart),
-            ("precision", Precision, Precision),
-            ("loop", LoopCallback, TrainingLoop),
-            ("logging", Logging, Logging),
-            ("checkpoint", Checkpoint, Checkpoint),
-            ("object_store", ObjectStore, ObjectStore),
-        )
-    }
-    num = getattr(own["loop"], "grad_accum_steps", 1)
-    return OrderedDict(
-        autorestart=own["autorestart"],
-        reproducibility=Reproducibility(parts["seed"]),
-        backend=BackendCallback(parts["backend"], parts["device"]),
-        precision=own["precision"],
-        run_lock=RunLock(),
-        artifact_dir=ArtifactDir(),
-        model=ModelCallback(model, parts.get("call_model")),
-        dataloader=DataLoaderCallback(),
-        optimizer=OptimizerCallback(parts["optimizer"], model_is_built=isinstance(model, Module)),
-        schedulers=SchedulersCallback(parts["schedulers"]),
-        attribute_states=AttributeStates(),
-        sparsity=Sparsity(parts["sparsity"]),
-        loop=own["loop"],
-        grad_accum=GradientAccumulation(num),
-        run_schedule=RunSchedule(),
-        logging=own["logging"],
-        object_store=own["object_store"],  # waits for uploads before the log is closed
-        loss_accum=LossAccumulation(num),
-        early_exit=EarlyExit(),
-        interrupt=Interrupt(),  # after those it queries, so that no signal is lost
-        checkpoint=own["checkpoint"],
-        predicting=Predicting(),
-        summary=Summary(),  # after what it reports: its result is built before they leave
-    )
+def _handles_bad_losses(callback: Any) -> bool:
+    return getattr(callback, "handles_bad_losses", False) is True
 
 
-def _own_part(name: str, given: Any, kind: type, default: type) -> Any:
-    if given is None:
-        return default()
-    if not isinstance(given, kind):
-        number = given if type(given) is int else 100
-        raise ConfigError(
-            f"{name} got {given!r}. Pass an instance of {kind.__name__}, such as "
-            f"{_EXAMPLES[name].format(number)}."
-        )
-    return given
+def _shows_progress(callback: Any) -> bool:
+    return getattr(callback, "shows_progress", False) is True
 
 
 def checked_callbacks(callbacks: Iterable[Any] | Any, where: str = "callbacks") -> list[Any]:

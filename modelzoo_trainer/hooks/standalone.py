@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from torch.nn import Module
 
 from modelzoo_trainer.callback import Callback, CoreCallback
-from modelzoo_trainer.core.parts.states import load_states
 from modelzoo_trainer.errors import HookError, StopTraining, suggest
 from modelzoo_trainer.hooks.global_callbacks import global_callbacks, watch_global_callbacks
 from modelzoo_trainer.hooks.keyword_calls import KeywordCall, listener_of
@@ -16,6 +15,7 @@ from modelzoo_trainer.hooks.model_hooks import ModelHooks, unwrapped
 from modelzoo_trainer.hooks.order import named
 from modelzoo_trainer.hooks.plugins import plugin_callbacks
 from modelzoo_trainer.hooks.spec import HOOKS, instance_of, nearest
+from modelzoo_trainer.hooks.states import load_states
 
 
 class HooksHandle:
@@ -173,7 +173,7 @@ class Hooks:
         Args:
             state_dict: What `state_dict` returned.
         """
-        load_states(cast("Any", self), state_dict, strict=True)
+        load_states(dict(self.stateful_callbacks()), state_dict, strict=True)
 
     # ---- listeners
 

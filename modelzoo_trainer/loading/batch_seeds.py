@@ -18,8 +18,8 @@ from torch.utils.data import (
     default_convert,
 )
 
+from modelzoo_trainer.loading.batch_dataset import BatchDataset, already_a_batch, collate_samples
 from modelzoo_trainer.loading.dataset_state import DatasetObserver
-from modelzoo_trainer.zoo.data.processor import BatchDataset, already_a_batch, collate_samples
 
 _ALL: Final = (1 << 64) - 1
 _SEEDS: Final = (1 << 62) - 1

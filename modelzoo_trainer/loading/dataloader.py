@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.errors import not_an_end
 from modelzoo_trainer.loading.attribute_values import has_state
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.loading.batch_seeds import (
     SeededDataset,
     collates_plainly,
@@ -50,7 +51,6 @@ from modelzoo_trainer.loading.source import (
     place_of,
 )
 from modelzoo_trainer.loading.workers import WorkerIterator, shut_down, start_iterator
-from modelzoo_trainer.zoo.data.processor import BatchDataset
 
 log = logging.getLogger("modelzoo_trainer.data")
 

@@ -20,8 +20,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
+from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 from modelzoo_trainer.loading.stream import Stream, StreamSampler
-from modelzoo_trainer.zoo.data.processor import SeededSampler
 
 Order = Sequence[Any] | NDArray[Any] | Stream
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, Sampler
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.zoo.data.processor import mixed_seed
+from modelzoo_trainer.loading.seeded_sampler import mixed_seed
 
 PADDING: Final = -1
 """The index of a padding row: no row of the dataset."""

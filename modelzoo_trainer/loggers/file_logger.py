@@ -21,7 +21,7 @@ from modelzoo_trainer.base.regular_files import open_regular, require_regular
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.core.parts.results_log import scopes_of
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.hooks.logger import Logger
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

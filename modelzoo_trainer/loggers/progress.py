@@ -13,12 +13,12 @@ from typing_extensions import override
 from modelzoo_trainer.base.constraints import checked
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.core.parts.results_log import log_results, number, scopes_of
+from modelzoo_trainer.hooks.logger import Logger
 from modelzoo_trainer.loading.epochs import known_length
 from modelzoo_trainer.loggers.console.blocks import end_block, start_block
 from modelzoo_trainer.loggers.console.display import Display, View, kind_of_console
 from modelzoo_trainer.loggers.console.harmless import harmless, known
 from modelzoo_trainer.loggers.console.pace import Pace
-from modelzoo_trainer.loggers.logger import Logger
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -58,8 +58,7 @@ class ProgressLogger(Logger):
     """Whether it replaces the default one of a trainer."""
     shows_hints: Final = True
     """Whether its start lists the hints about the fit."""
-    is_default: bool = False
-    """Whether it was added by default; another progress callback replaces it."""
+    shows_progress = True
 
     @checked()
     def __init__(self, interval_s: Annotated[float, Ge(0)] | None = None) -> None:

@@ -30,12 +30,12 @@ from modelzoo_trainer.base.regular_files import read_bytes
 from modelzoo_trainer.base.versions import git_commit, versions
 from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.core.parts.optimizer_facts import is_plain, settings_of
+from modelzoo_trainer.core.parts.run_hints import hints_of
 from modelzoo_trainer.loading.epochs import as_loaders
+from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 from modelzoo_trainer.loading.train_data import num_validation_batches
 from modelzoo_trainer.loggers.console.harmless import known
-from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.optim.scheduler import Scheduler
-from modelzoo_trainer.zoo.data.processor import SeededSampler
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -15,7 +15,7 @@ from typing_extensions import override
 from modelzoo_trainer.base.regular_files import read_bytes, require_regular
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.errors import ModelZooError
-from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.hooks.logger import Logger
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

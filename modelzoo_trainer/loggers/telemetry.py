@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Metrics
-from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.hooks.logger import Logger
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -16,8 +16,8 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Metrics, StateDict
 from modelzoo_trainer.core.parts.results_log import scopes_of
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hooks.logger import Logger
 from modelzoo_trainer.loggers.event_files import Ends, Value, are_at, cut, ends_of, event_files
-from modelzoo_trainer.loggers.logger import Logger
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

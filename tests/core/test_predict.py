@@ -21,8 +21,8 @@ from modelzoo_trainer import (
 )
 from modelzoo_trainer.base.shown_path import shown_path
 from modelzoo_trainer.callbacks import LimitBatches, ScopedValidateFlags
+from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 from modelzoo_trainer.zoo.data import PadLastBatch
-from modelzoo_trainer.zoo.data.processor import SeededSampler
 from tests.doubles import (
     History,
     Recorder,

@@ -8,7 +8,7 @@ import pytest
 
 from modelzoo_trainer import Callback, Checkpoint
 from modelzoo_trainer.callbacks import EarlyStopping, RunHistory, SaveBest, StepBasedEvaluation
-from modelzoo_trainer.optim.run_hints import hints_of
+from modelzoo_trainer.core.parts.run_hints import hints_of
 from tests.doubles import tiny_batches
 
 LOSS = "validate_0/loss"

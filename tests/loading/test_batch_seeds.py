@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
+from modelzoo_trainer.loading.batch_dataset import BatchDataset, already_a_batch
 from modelzoo_trainer.loading.batch_seeds import (
     SeededDataset,
     collates_plainly,
@@ -16,7 +17,6 @@ from modelzoo_trainer.loading.batch_seeds import (
     mixed,
     seed_generators,
 )
-from modelzoo_trainer.zoo.data.processor import BatchDataset, already_a_batch
 
 
 class Drawing(Dataset):

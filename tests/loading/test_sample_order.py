@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.loading.batch_seeds import seed_generators
 from modelzoo_trainer.loading.sample_order import draws, is_sliced
-from modelzoo_trainer.zoo.data.processor import SeededSampler
+from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 
 NUM = 23
 

@@ -11,12 +11,12 @@ from modelzoo_trainer.callbacks import (
     LogOptimizerParamGroup,
     SaveBest,
 )
+from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 from modelzoo_trainer.loggers import JsonlLogger, ProgressLogger
 from modelzoo_trainer.loggers import run_record as module
 from modelzoo_trainer.optim.composed import SequentialLR
 from modelzoo_trainer.optim.decay import ConstantLR, LinearLR
 from modelzoo_trainer.optim.weight_decay import LinearWD
-from modelzoo_trainer.zoo.data.processor import SeededSampler
 
 
 def events(trainer):

@@ -27,7 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.base.devices import make_backend
 from modelzoo_trainer.callbacks import GlobalFlags
-from modelzoo_trainer.zoo.data.processor import SeededSampler
+from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 from tests.doubles import Crash, Interrupted, TinyModel, differing, tiny_batches, weights_of
 
 pytestmark = pytest.mark.slow

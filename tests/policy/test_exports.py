@@ -19,13 +19,19 @@ def exported(tree: ast.Module) -> list[str] | None:
 def gathered(source: Any) -> set[str]:
     """Return the public names that a package takes from its own modules.
 
-    `import X as X` offers X as well, to people alone: it stays out of the registries.
+    `import X as X` offers X as well, to people alone: it stays out of the registries. What the
+    package itself calls is not for others.
     """
+    called = {
+        node.func.id
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     names: set[str] = set()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ImportFrom) and is_inside(node, source.module):
             names |= {alias.name for alias in node.names if alias.asname != alias.name}
-    return {name for name in names if not name.startswith("_")}
+    return {name for name in names if not name.startswith("_")} - called
 
 
 def is_inside(node: ast.ImportFrom, package: str) -> bool:

@@ -4,15 +4,13 @@ import ast
 
 _OF_USERS = "files that a user names, which may be pipes and devices"
 ELSEWHERE = {
-    **dict.fromkeys(
-        ("config/", "conversion/", "data/", "preprocessing/", "token_rows/"), _OF_USERS
-    ),
-    "regular_files.py": "reads them",
+    **dict.fromkeys(("config/", "zoo/conversion/", "zoo/data/", "zoo/rows/"), _OF_USERS),
+    "base/regular_files.py": "reads them",
     "backends/coordination/liveness.py": "files of /proc",
-    "supervisor/settings.py": "the program of the run",
+    "tools/supervisor/settings.py": "the program of the run",
     "checkpointing/frozen_memory.py": "a file of /proc",
     "checkpointing/slots.py": "a file of /proc",
-    "stderr.py": "the null device",
+    "base/stderr.py": "the null device",
 }
 """Folders and files that read others, and what these are."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+MOST_LINES = 54_200  # of the engine: what grows, grows in the zoo
 
 
 @pytest.fixture(scope="module")
@@ -50,4 +53,21 @@ def test_all_tables_are_printed(structure: ModuleType, capsys: pytest.CaptureFix
     structure.main()
     printed = capsys.readouterr().out
     assert "schedule.stages" in printed
-    assert "trainer | " in printed or "| trainer" in printed
+    assert re.search(r"^ +\d+ zoo +\d+ files +\d{4,} lines$", printed, re.MULTILINE)
+
+
+def test_every_file_is_counted_once(structure: ModuleType, root: Path) -> None:
+    package = [*(root / "modelzoo_trainer").rglob("*.py"), *(root / "backends").rglob("*.py")]
+    assert sum(map(len, structure.sizes().values())) == len(package)
+
+
+def test_the_engine_stays_small(structure: ModuleType) -> None:
+    found = structure.sizes()
+    assert sum(sum(found[name]) for name in structure.ENGINE) <= MOST_LINES
+
+
+def test_the_engine_lies_below_the_zoo(structure: ModuleType) -> None:
+    order = [name for floor in structure.floors() for name in floor]
+    above = order[: order.index("zoo") + 1]
+    assert above == ["__main__", "cli", "tools", "config", "zoo"]
+    assert set(order) - set(above) == {*structure.ENGINE, "_moved"}

@@ -1,10 +1,9 @@
-"""The states of callbacks in checkpoints, and the part that each process writes."""
+"""The part of a checkpoint that each process writes, and what is missing in it."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
@@ -21,44 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
-def load_states(
-    trainer: Trainer,
-    states: Mapping[str, Any],
-    *,
-    strict: bool,
-    is_foreign: bool = False,
-    ignored: Collection[str] = (),
-) -> None:
-    """Load the states of a checkpoint into the callbacks, by name.
-
-    `strict`: also warn about callbacks without a state. `is_foreign`: the checkpoint is of another
-    run: skip states that belong to that run. `ignored`: states not to warn about.
-    """
-    known = dict(trainer.stateful_callbacks())
-    summary = getattr(trainer, "summary", None)  # a `Hooks` of a custom training loop has none
-    is_evaluation = summary is not None and summary.is_evaluation
-    _warn_of_numbers(states, known)
-    for name in states:
-        if name not in known and name not in ignored:
-            log.log(
-                logging.DEBUG if is_evaluation else logging.WARNING,
-                "The checkpoint has state of %s, which is not part of this run.",
-                name,
-            )
-    skipped = []
-    for name, callback in known.items():
-        if name in states:
-            if is_foreign and getattr(callback, "state_is_of_run", False):
-                skipped.append(name)
-            else:
-                _load_into(callback, name, states[name])
-        elif states and strict:
-            log.warning("The checkpoint has no state of %s; it starts from scratch.", name)
-    if skipped and not is_evaluation:
-        _log_skipped(trainer, skipped)
-
-
-def _log_skipped(trainer: Trainer, names: list[str]) -> None:
+def log_skipped(trainer: Trainer, names: list[str]) -> None:
     """Log which callbacks a fit starts without their state, as the checkpoint is of another run."""
     checkpoint = trainer.checkpoint
     path, _ = checkpoint.begun_with
@@ -74,31 +36,6 @@ def _log_skipped(trainer: Trainer, names: list[str]) -> None:
         key,
         shown_path(path.parent),
     )
-
-
-def _warn_of_numbers(states: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Warn if the number of callbacks of a class has changed."""
-    for kind in dict.fromkeys(type(callback).__name__ for callback in known.values()):
-        own, before = (
-            sum(re.fullmatch(rf"{kind}(_\d+)?", name) is not None for name in names)
-            for names in (known, states)
-        )
-        if own != before and min(own, before) > 0:
-            log.warning(
-                "The number of %s callbacks was %d at the checkpoint and is now %d. The states are "
-                "loaded in order: the first state into the first callback.",
-                kind,
-                before,
-                own,
-            )
-
-
-def _load_into(callback: Any, name: str, state: Any) -> None:
-    try:
-        callback.load_state_dict(state)
-    except Exception as error:
-        error.add_note(f"raised in {name}.load_state_dict")
-        raise
 
 
 _OF_ALL: Final = (

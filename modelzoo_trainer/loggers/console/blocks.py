@@ -12,10 +12,10 @@ from modelzoo_trainer.base.shown_path import shown_path
 from modelzoo_trainer.checkpointing.stores.mirror import located
 from modelzoo_trainer.core.parts.results import RunResult, count_parameters
 from modelzoo_trainer.core.parts.results_log import number
+from modelzoo_trainer.core.parts.run_hints import hints_of
 from modelzoo_trainer.loggers.console.bar import duration
 from modelzoo_trainer.loggers.console.display import rate
 from modelzoo_trainer.loggers.console.harmless import known
-from modelzoo_trainer.optim.run_hints import hints_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

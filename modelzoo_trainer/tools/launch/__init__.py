@@ -1,5 +1,1 @@
-"""Job files for launchers, and the worker for Ray Train."""
-
-from modelzoo_trainer.tools.launch.ray_worker import WorkerStopped, worker
-
-__all__ = ["WorkerStopped", "worker"]
+"""Job files for launchers, and what a run reports to them."""

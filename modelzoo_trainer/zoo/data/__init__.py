@@ -1,14 +1,10 @@
 """Data processors by name, their base class, and helpers for batches."""
 
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.loading.batches import batch_size_of
 from modelzoo_trainer.loading.sharded_stream import ShardedStream
 from modelzoo_trainer.loading.static_shapes import PadLastBatch, PadToBuckets, bucket_lengths
-from modelzoo_trainer.zoo.data.processor import (
-    BatchDataset,
-    DataProcessor,
-    LoadingOptions,
-    TensorRows,
-)
+from modelzoo_trainer.zoo.data.processor import DataProcessor, LoadingOptions, TensorRows
 from modelzoo_trainer.zoo.data.registry import PROCESSORS, processor_class
 
 __all__ = [

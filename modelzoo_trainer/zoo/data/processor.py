@@ -1,14 +1,11 @@
 """DataLoaders of data processors: sample order and common options."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Final, cast
+from typing import Annotated, Any, ClassVar, cast
 
-import numpy as np
 import torch
 from annotated_types import Lt
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -23,60 +20,10 @@ from torch.utils.data import (
 from modelzoo_trainer.base.constraints import NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import Interceptable, event
+from modelzoo_trainer.loading.batch_dataset import BatchDataset, already_a_batch, collate_samples
+from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 
 ShuffleSeed = Annotated[NonNegativeSize, Lt(2**63)]
-_CHUNK: Final = 8192  # indices converted to Python objects at a time
-
-
-class SeededSampler(Sampler[int]):
-    """Yield every index once per epoch, in an order given by seed and epoch.
-
-    `reshuffle`: whether each epoch has its own order; else all have that of the first.
-
-    The epoch is set by `set_epoch`; each new iterator increments it.
-    """
-
-    def __init__(self, length: int, *, seed: int, reshuffle: bool = True) -> None:
-        self.length = length
-        self.seed = seed
-        self.reshuffle = reshuffle
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._indices(epoch)
-
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """Return all indices of an epoch.
-
-        Cost:
-            Eight bytes and about ten nanoseconds per index.
-        """
-        generator = torch.Generator().manual_seed(
-            mixed_seed(self.seed, epoch if self.reshuffle else 0)
-        )
-        order: NDArray[np.int64] = torch.randperm(self.length, generator=generator).numpy()
-        return order
-
-    def _indices(self, epoch: int) -> Iterator[int]:
-        order = self.order(epoch)
-        for start in range(0, self.length, _CHUNK):
-            yield from order[start : start + _CHUNK].tolist()
-
-
-def mixed_seed(seed: int, *numbers: int) -> int:
-    """Mix a seed with numbers, such as the epoch: (1, 0) and (0, 1) give unrelated seeds."""
-    for number in numbers:
-        mixed = (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % 2**64
-        seed = (mixed ^ (mixed >> 31)) % 2**63
-    return seed
 
 
 @checked()
@@ -144,28 +91,6 @@ class LoadingOptions:
         cls(**{name: arguments[name] for name in names if name in arguments})
 
 
-class BatchDataset(Dataset[Any], ABC):
-    """A dataset that returns whole batches: `__getitems__` receives all indices at once.
-
-    If its samples need random numbers, set `draws_numbers`: its batches are then loaded with
-    generators seeded by the epoch and the first index.
-    """
-
-    draws_numbers: ClassVar[bool] = False
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    @abstractmethod
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample."""
-
-    @abstractmethod
-    def __getitems__(self, indices: list[int]) -> Any:
-        """Return the batch of these samples."""
-
-
 def make_dataloader(
     dataset: Dataset[Any],
     options: LoadingOptions,
@@ -210,16 +135,6 @@ def make_dataloader(
     if options.global_batch_size is not None:
         loader.is_global_batch = True  # each process takes a slice
     return loader
-
-
-def already_a_batch(batch: Any) -> Any:
-    """Return the batch unchanged: the dataset has collated it."""
-    return batch
-
-
-def collate_samples(samples: Any) -> Any:
-    """Collate a list of samples; return anything else unchanged, as a batch."""
-    return default_collate(samples) if isinstance(samples, list) else samples
 
 
 def _collation_of(dataset: Any) -> Callable[[Any], Any]:

@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from modelzoo_trainer.hooks.interceptors import event
+from modelzoo_trainer.loading.batch_dataset import already_a_batch
 from modelzoo_trainer.loading.stream import Member, StreamSampler
-from modelzoo_trainer.zoo.data.processor import DataProcessor, already_a_batch
+from modelzoo_trainer.zoo.data.processor import DataProcessor
 
 log = logging.getLogger("modelzoo_trainer.data")
 

@@ -9,8 +9,8 @@ from torch import Generator, Tensor
 
 from modelzoo_trainer.base.constraints import NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.hooks.interceptors import event
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.processor import (
-    BatchDataset,
     DataProcessor,
     LoadingOptions,
     ShuffleSeed,

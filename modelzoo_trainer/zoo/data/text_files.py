@@ -7,12 +7,8 @@ from modelzoo_trainer.base.constraints import NonNegativeSize, PositiveInt, Shar
 from modelzoo_trainer.core.parts.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import event
-from modelzoo_trainer.zoo.data.processor import (
-    BatchDataset,
-    DataProcessor,
-    LoadingOptions,
-    ShuffleSeed,
-)
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
+from modelzoo_trainer.zoo.data.processor import DataProcessor, LoadingOptions, ShuffleSeed
 from modelzoo_trainer.zoo.data.token_cache import (
     Document,
     Split,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from modelzoo_trainer.base.regular_files import open_regular
 from modelzoo_trainer.errors import ConfigError, folder_reason, reason_of
-from modelzoo_trainer.zoo.data.processor import BatchDataset
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.tokenization import Tokenization, Tokens
 
 Split = Literal["train", "val", "all"]

@@ -325,7 +325,7 @@ class Decoder(DecoderSettings, nn.Module):
         return outputs
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        """Return how many labels of a batch count; see `zoo/models/language_loss.py`."""
         return num_counted(batch.get("labels"), batch.get("attention_mask"))
 
     def validation_means(

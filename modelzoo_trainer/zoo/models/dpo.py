@@ -339,7 +339,7 @@ class Dpo(nn.Module):
         return chosen, rejected
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        """Return how many labels of a batch count; see `zoo/models/language_loss.py`."""
         nums = [
             num_counted(batch.get(f"{answer}_labels"), batch.get(f"{answer}_attention_mask"))
             for answer in _ANSWERS

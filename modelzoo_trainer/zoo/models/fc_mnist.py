@@ -104,7 +104,7 @@ class FcMnist(nn.Module):
         return outputs
 
     def count_labels(self, batch: Any) -> Tensor | None:
-        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        """Return how many labels of a batch count; see `zoo/models/language_loss.py`."""
         return num_counted(_unpack(batch)[1])
 
 

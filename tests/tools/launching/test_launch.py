@@ -179,7 +179,7 @@ def test_a_launcher_that_is_not_installed_is_named_with_dry_run(
     missing: str,
 ) -> None:
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr("modelzoo_trainer.tools.launch.command.find_spec", lambda name: None)
+    monkeypatch.setattr("modelzoo_trainer.cli.launching.find_spec", lambda name: None)
     assert launch("--on", launcher, *LAUNCHERS[launcher], "params.yaml") == 2
     err = capsys.readouterr().err
     assert missing in err

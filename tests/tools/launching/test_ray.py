@@ -80,7 +80,7 @@ from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from modelzoo_trainer.tools.launch import worker
+from modelzoo_trainer.cli.ray_worker import worker
 
 LIGHT = {"object_store_memory": 80_000_000}
 run = Path("run").absolute()

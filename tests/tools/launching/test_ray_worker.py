@@ -13,8 +13,8 @@ import torch
 
 from modelzoo_trainer import Callback, Checkpoint, Logging, ObjectStore, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import RayTrainReport
+from modelzoo_trainer.cli.ray_worker import WorkerStopped, worker
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.tools.launch import WorkerStopped, worker
 
 FILE = """
 trainer:

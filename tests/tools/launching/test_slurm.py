@@ -233,7 +233,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from modelzoo_trainer.tools.launch import worker
+from modelzoo_trainer.cli.ray_worker import worker
 
 storage, params, *words = sys.argv[1:]
 ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000)

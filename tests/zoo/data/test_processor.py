@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batch_dataset import already_a_batch
 from modelzoo_trainer.zoo.data import BatchDataset, DataProcessor, LoadingOptions, TensorRows
-from modelzoo_trainer.zoo.data.processor import already_a_batch
 from tests.doubles import differing, weights_of
 
 INPUTS = torch.arange(24.0).view(8, 3)

@@ -1,6 +1,6 @@
 """The order of samples."""
 
-from modelzoo_trainer.zoo.data.processor import SeededSampler
+from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 
 
 def test_every_index_comes_once_a_pass() -> None:

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 
 from modelzoo_trainer.callbacks import ModelEvalMetrics
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batch_dataset import already_a_batch
 from modelzoo_trainer.loading.dataloader import PositionedLoader
 from modelzoo_trainer.loading.position import EpochSeeds, EpochStart
 from modelzoo_trainer.zoo.data import PadLastBatch, PadToBuckets, bucket_lengths
-from modelzoo_trainer.zoo.data.processor import already_a_batch
 from modelzoo_trainer.zoo.models.decoder_names import Gpt2
 from tests.doubles import History
 

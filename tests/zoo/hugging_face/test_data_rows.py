@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.data import processor_class
 from modelzoo_trainer.zoo.rows.preprocessing.pipeline import preprocess
-from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 from tests.zoo.rows.preprocessing.runs import rows_of
 from tests.zoo.rows.toys import byte_tokenizer
 

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.zoo.rows.interface import Document, Stats
-from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 
 tokenizers = pytest.importorskip("tokenizers")
 

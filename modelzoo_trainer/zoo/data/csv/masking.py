@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from modelzoo_trainer.zoo.data.processor import mixed_seed
+from modelzoo_trainer.loading.seeded_sampler import mixed_seed
 
 _HIDDEN: Final = 0.8  # of the chosen tokens; half of the others are replaced by a random one
 _REPLACED: Final = 0.9

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.csv.files import CsvFiles, Ints
-from modelzoo_trainer.zoo.data.processor import BatchDataset
 
 _STRING: Final = re.compile(r"""'([^'\\\n\r]*)'|"([^"\\\n\r]*)\"""")
 IGNORED_LABEL: Final = -100

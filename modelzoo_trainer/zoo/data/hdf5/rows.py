@@ -13,12 +13,12 @@ from torch.utils.data import default_collate
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.hdf5.files import FolderState, RowFiles
 from modelzoo_trainer.zoo.data.hdf5.open_files import OpenFiles
 from modelzoo_trainer.zoo.data.hdf5.selection import Run
 from modelzoo_trainer.zoo.data.hdf5.sending import Batch, by_feature, of_windows, to_send
 from modelzoo_trainer.zoo.data.hdf5.transforms import Transform
-from modelzoo_trainer.zoo.data.processor import BatchDataset
 from modelzoo_trainer.zoo.rows.hdf5_format import (
     FEATURES,
     IGNORED_LABEL,

@@ -17,8 +17,8 @@ from torch import Tensor
 from modelzoo_trainer.base.annotations import annotations_of
 from modelzoo_trainer.base.constraints import Flag, NonNegativeSize, Size, check
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.loading.seeded_sampler import mixed_seed
 from modelzoo_trainer.zoo.data.hdf5.sending import Batch
-from modelzoo_trainer.zoo.data.processor import mixed_seed
 from modelzoo_trainer.zoo.rows.hdf5_format import INPUTS, LABELS, MASK, POSITIONS
 
 _TOKENS: Final = (INPUTS, LABELS)

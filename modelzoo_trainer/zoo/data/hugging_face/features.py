@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.hugging_face.pixels import Pixels, PixelSettings
 from modelzoo_trainer.zoo.data.hugging_face.source import (
     OWNER,
@@ -27,7 +28,7 @@ from modelzoo_trainer.zoo.data.hugging_face.source import (
     require_column,
 )
 from modelzoo_trainer.zoo.data.hugging_face.stream import RowStream
-from modelzoo_trainer.zoo.data.processor import BatchDataset, LoadingOptions
+from modelzoo_trainer.zoo.data.processor import LoadingOptions
 from modelzoo_trainer.zoo.rows.interface import Document, Stats
 
 FeatureColumns = list[str] | dict[str, str]

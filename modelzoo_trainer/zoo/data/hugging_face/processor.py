@@ -21,6 +21,7 @@ from modelzoo_trainer.base.constraints import (
 )
 from modelzoo_trainer.core.parts.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.hooks.interceptors import event
+from modelzoo_trainer.loading.batch_dataset import already_a_batch
 from modelzoo_trainer.zoo.data.hugging_face.arguments import (
     check_use,
     encoding_settings,
@@ -58,12 +59,7 @@ from modelzoo_trainer.zoo.data.hugging_face.tokenizer import (
     missing_tokenizer,
     require_tokens,
 )
-from modelzoo_trainer.zoo.data.processor import (
-    DataProcessor,
-    ShuffleSeed,
-    already_a_batch,
-    make_dataloader,
-)
+from modelzoo_trainer.zoo.data.processor import DataProcessor, ShuffleSeed, make_dataloader
 from modelzoo_trainer.zoo.data.token_cache import default_cache_dir
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 

@@ -21,10 +21,10 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError, folder_reason
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.hdf5.sending import Batch, to_send
 from modelzoo_trainer.zoo.data.hugging_face.encoding import CHUNK, Encoding
 from modelzoo_trainer.zoo.data.hugging_face.source import OWNER, unreadable
-from modelzoo_trainer.zoo.data.processor import BatchDataset
 from modelzoo_trainer.zoo.data.token_cache import damage_of, write_tokens
 from modelzoo_trainer.zoo.rows.interface import Stats
 

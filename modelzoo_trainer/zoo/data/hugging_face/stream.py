@@ -21,11 +21,12 @@ from typing_extensions import override
 
 from backends.tokenizer_threads import hold_tokenizers_to_one_thread
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.seeded_sampler import mixed_seed
 from modelzoo_trainer.zoo.data.hdf5.sending import Batch, to_send
 from modelzoo_trainer.zoo.data.hugging_face.encoding import CHUNK, Encoding
 from modelzoo_trainer.zoo.data.hugging_face.row_cache import report, skipped
 from modelzoo_trainer.zoo.data.hugging_face.source import OWNER, unreadable
-from modelzoo_trainer.zoo.data.processor import LoadingOptions, mixed_seed
+from modelzoo_trainer.zoo.data.processor import LoadingOptions
 from modelzoo_trainer.zoo.rows.interface import Stats
 
 

@@ -14,17 +14,14 @@ from modelzoo_trainer.base.constraints import Flag, NonNegativeSize, PositiveInt
 from modelzoo_trainer.base.nested_settings import made
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.hooks.interceptors import event
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
+from modelzoo_trainer.loading.seeded_sampler import mixed_seed
 from modelzoo_trainer.loading.stream import Member
 from modelzoo_trainer.zoo.data.images.block_masks import BlockMasks
 from modelzoo_trainer.zoo.data.images.decoding import lacking_pillow, pillow, read_rgb
 from modelzoo_trainer.zoo.data.images.folders import IMAGES, ImageFiles, find_images, missing_folder
 from modelzoo_trainer.zoo.data.images.multi_crop import LIST, CropSettings, stacked
-from modelzoo_trainer.zoo.data.processor import (
-    BatchDataset,
-    LoadingOptions,
-    ShuffleSeed,
-    mixed_seed,
-)
+from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.zoo.data.stream_processor import StreamProcessor, say_without_effect
 
 _DATASET: Final = "Imagenet"

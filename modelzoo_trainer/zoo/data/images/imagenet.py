@@ -19,13 +19,14 @@ from modelzoo_trainer.base.constraints import (
 )
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import event
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.loading.stream import Member
 from modelzoo_trainer.zoo.data.images.decoding import lacking_pillow, pillow
 from modelzoo_trainer.zoo.data.images.folders import ImageFiles, find_images, missing_folder
 from modelzoo_trainer.zoo.data.images.reading import ImageReader
 from modelzoo_trainer.zoo.data.images.transform import Hw
 from modelzoo_trainer.zoo.data.images.transforms import Pipeline, parse_transforms
-from modelzoo_trainer.zoo.data.processor import BatchDataset, LoadingOptions, ShuffleSeed
+from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.zoo.data.stream_processor import StreamProcessor, say_once, say_without_effect
 
 _NO_EFFECT: Final = {

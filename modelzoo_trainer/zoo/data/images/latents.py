@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelzoo_trainer.errors import ConfigError, reason_of
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
+from modelzoo_trainer.loading.seeded_sampler import mixed_seed
 from modelzoo_trainer.zoo.data.images.folders import FileKind, ImageFiles
-from modelzoo_trainer.zoo.data.processor import BatchDataset, mixed_seed
 
 LATENTS: Final = FileKind("a file of latents", "files of latents", "FILE.npz", (".npz",))
 _MOMENTS, _LABEL = "vae_output", "label"

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.seeded_sampler import mixed_seed
 from modelzoo_trainer.zoo.data.images.decoding import read_rgb
 from modelzoo_trainer.zoo.data.images.transform import Hw
 from modelzoo_trainer.zoo.data.images.transforms import Pipeline
-from modelzoo_trainer.zoo.data.processor import mixed_seed
 
 _MAX_BYTE: Final = 255
 

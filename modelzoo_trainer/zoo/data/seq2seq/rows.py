@@ -14,7 +14,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.zoo.data.processor import BatchDataset, mixed_seed
+from modelzoo_trainer.loading.batch_dataset import BatchDataset
+from modelzoo_trainer.loading.seeded_sampler import mixed_seed
 from modelzoo_trainer.zoo.data.seq2seq.spans import SHORTEST, Tokens, corrupt, longest_text
 from modelzoo_trainer.zoo.data.seq2seq.text_lines import Ints, TextLines, fingerprint_of
 from modelzoo_trainer.zoo.data.vocabulary import Vocabulary

@@ -106,7 +106,7 @@ class BertClassifier(ClassifierSettings, EncoderWithHead):
         return outputs
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        """Return how many labels of a batch count; see `zoo/models/language_loss.py`."""
         return num_counted(batch.get("labels")) if self._has_one_label else None
 
     def validation_means(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Means:

@@ -202,7 +202,7 @@ class Bert(BertSettings, nn.Module):
         return {"loss": loss, **outputs}
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        """Return how many labels of a batch count; see `zoo/models/language_loss.py`."""
         num = num_counted(batch.get("labels"), batch.get(_WEIGHTS))
         if num is None or self.nsp_head is None:
             return num

@@ -114,7 +114,7 @@ class BertTokenClassifier(TokenClassifierSettings, EncoderWithHead):
         return {"accuracy": (*found, None)}
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        """Return how many labels of a batch count; see `zoo/models/language_loss.py`."""
         has_labels = isinstance(batch.get("labels"), Tensor)
         return num_counted(batch["labels"], self._weights(batch)) if has_labels else None
 
@@ -211,5 +211,5 @@ class BertSummarizer(SummarizationSettings, EncoderWithHead):
         return {"accuracy": (*found, None)}
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        """Return how many labels of a batch count; see `zoo/models/language_loss.py`."""
         return num_counted(batch.get("labels"), batch.get("cls_weights"))

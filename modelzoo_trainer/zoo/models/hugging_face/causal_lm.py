@@ -203,7 +203,7 @@ class HfCausalLm(TransformersModel):
         return validation_means(outputs, counted, loss_scaling=self.loss_scaling, loss_weight=1.0)
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        """Return how many labels of a batch count; see `zoo/models/language_loss.py`."""
         if not isinstance(batch.get("labels"), Tensor):
             return None
         return num_counted(*self._targets(batch))

@@ -127,7 +127,7 @@ class ImageTextModel(nn.Module):
         raise NotImplementedError
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
-        """Return how many labels of a batch count; see `models/language_loss.py`."""
+        """Return how many labels of a batch count; see `zoo/models/language_loss.py`."""
         return num_counted(batch.get(_LABELS), batch.get(_LOSS_MASK))
 
     def validation_means(

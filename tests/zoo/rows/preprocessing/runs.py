@@ -6,8 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.zoo.rows.preprocessing.pipeline import preprocess
-from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 from tests.zoo.rows.toys import byte_tokenizer
 
 FIRST = 10  # id of the first byte of the toy tokenizer

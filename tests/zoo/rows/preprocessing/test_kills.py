@@ -24,7 +24,7 @@ import signal
 import sys
 from modelzoo_trainer.zoo.rows.preprocessing import readers
 from modelzoo_trainer.zoo.rows.preprocessing.pipeline import preprocess
-from modelzoo_trainer.zoo.rows.preprocessing.settings import read_settings
+from modelzoo_trainer.config.preprocessing import read_settings
 from pathlib import Path
 if __name__ == "__main__":
     readers.UNIT_BYTES = 40_000

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.zoo.rows.preprocessing import readers
 from modelzoo_trainer.zoo.rows.preprocessing.choice import mode_of
 from modelzoo_trainer.zoo.rows.preprocessing.pipeline import preprocess
-from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 from tests.zoo.rows.preprocessing.runs import rows_of, text_of, tree_digest
 from tests.zoo.rows.toys import byte_tokenizer
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from modelzoo_trainer.config.preprocessing import read_settings
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.rows.preprocessing import readers
 from modelzoo_trainer.zoo.rows.preprocessing.hooks import ReadHookError
 from modelzoo_trainer.zoo.rows.preprocessing.pipeline import preprocess
-from modelzoo_trainer.zoo.rows.preprocessing.settings import read_settings
 from modelzoo_trainer.zoo.rows.preprocessing.summary import report
 from tests.zoo.rows.preprocessing.runs import (
     PAD,

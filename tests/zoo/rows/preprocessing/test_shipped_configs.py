@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.rows.preprocessing.pipeline import preprocess
-from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 from tests.zoo.rows.toys import word_tokenizer
 
 TEXT = "text_read_hook', read_hook_kwargs: {text_key: text}"

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
+from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.rows.interface import Document
-from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 from modelzoo_trainer.zoo.rows.preprocessing.streams import Streams
 
 SPLITS = "data_splits: {train: {split_fraction: 0.7}, val: {split_fraction: 0.2}, test: {%s}}"

@@ -33,7 +33,7 @@ POINTER: Final = "checkpoint.json"
 class RayTrainReport(Callback):
     """Report metrics and the path of the newest checkpoint to Ray Train.
 
-    `modelzoo_trainer.tools.launch.worker` adds it. After each checkpoint, at the end of a fit and
+    `modelzoo_trainer.cli.ray_worker.worker` adds it. After each checkpoint, at the end of a fit and
     every `steps` steps all processes call `ray.train.report`, which waits for all of them, and for
     up to 2 s if the report before is not yet processed. The metrics are the latest values of all
     names, with `step`, and `checkpoint_path` once there is a checkpoint. A new checkpoint is

@@ -8,6 +8,9 @@ from modelzoo_trainer.callback import Callback, Metrics
 class Logger(Callback, ABC):
     """Base class of callbacks that receive all logged metrics."""
 
+    is_default: bool = False
+    """Whether it was added by default; another callback that shows progress replaces it."""
+
     @property
     def name(self) -> str:
         """The name of the logger as a destination of metrics."""

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from modelzoo_trainer.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
+from modelzoo_trainer.cli import preprocessing
 from modelzoo_trainer.cli.command import main
-from modelzoo_trainer.zoo.rows.preprocessing import command, pipeline
+from modelzoo_trainer.zoo.rows.preprocessing import pipeline
 from modelzoo_trainer.zoo.rows.preprocessing.pool import WorkerError
 from tests.zoo.rows.preprocessing.runs import HOOK, write_lines
 from tests.zoo.rows.toys import byte_tokenizer
@@ -56,7 +57,7 @@ def test_a_failure_is_one_line(file, capfd, monkeypatch, error, code, fact) -> N
     def fail(settings):
         raise error
 
-    monkeypatch.setattr(command, "preprocess", fail)
+    monkeypatch.setattr(preprocessing, "preprocess", fail)
     assert main(["data_preprocess", str(file)]) == code
     printed = capfd.readouterr().err
     assert fact in printed

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from modelzoo_trainer.base.exit_codes import DONE
+from modelzoo_trainer.config.preprocessing import read_settings
 from modelzoo_trainer.zoo.rows.preprocessing.pipeline import preprocess
-from modelzoo_trainer.zoo.rows.preprocessing.settings import read_settings
 from modelzoo_trainer.zoo.rows.preprocessing.summary import report
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.zoo.rows.preprocessing.settings import parse_settings
 from modelzoo_trainer.zoo.rows.sections import Settings
 
 SMALLEST = "setup: {mode: pretraining}\n"

@@ -17,9 +17,10 @@ from typing_extensions import override
 from modelzoo_trainer.base.constraints import FinitePositiveFloat, checked
 from modelzoo_trainer.callback import Callback, Loader, Metrics
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loggers import JsonlLogger
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.loggers.logger import Logger
+    from modelzoo_trainer.hooks.logger import Logger
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.report")
@@ -200,5 +201,4 @@ def _cpu_of_children() -> float:
 
 def _has_metrics(logger: Logger) -> bool:
     """Return whether a logger writes the metrics file of the report."""
-    # Callbacks do not import loggers.
-    return any(cls.__name__ == "JsonlLogger" for cls in type(logger).__mro__)
+    return isinstance(logger, JsonlLogger)

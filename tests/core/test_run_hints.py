@@ -7,8 +7,8 @@ import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
 from modelzoo_trainer import Checkpoint, ConfigError
+from modelzoo_trainer.core.parts.run_hints import hints_of
 from modelzoo_trainer.optim import AdamW, LinearLR, OneCycleLR
-from modelzoo_trainer.optim.run_hints import hints_of
 from tests.doubles import tiny_batches
 
 
