@@ -81,8 +81,8 @@ WRITERS: Final = {
     "is_log_step": "core/logging.py",
     "rehearses": "core/logging.py",
     "hooks": "core/logging.py",  # which of the tables; trainer.py makes them
-    "metadata": "callbacks/model_zoo_params_metadata.py",
-    "val_micro_batch_size": "callbacks/flags.py",
+    "metadata": "zoo/callbacks/model_zoo_params_metadata.py",
+    "val_micro_batch_size": "zoo/callbacks/flags.py",
     "raise_on_interrupt": "cli/runner.py",
 }
 """Attributes of the trainer that others set, each in one file."""

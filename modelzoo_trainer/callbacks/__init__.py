@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.callbacks.dump_available_tensor_names import DumpAvailableTensorNames
     from modelzoo_trainer.callbacks.early_stopping import EarlyStopping
     from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
-    from modelzoo_trainer.callbacks.flags import (
-        GlobalFlags,
-        ScopedBigCodeEvalHarnessFlags,
-        ScopedEleutherEvalHarnessFlags,
-        ScopedTrainFlags,
-        ScopedValidateFlags,
-    )
     from modelzoo_trainer.callbacks.flop_utilization import FlopUtilization
     from modelzoo_trainer.callbacks.keep_n_checkpoints import KeepNCheckpoints
     from modelzoo_trainer.callbacks.limit_batches import LimitBatches, LimitEvalSteps
@@ -43,16 +36,10 @@ if TYPE_CHECKING:
     from modelzoo_trainer.callbacks.lr_finder import LRFinder
     from modelzoo_trainer.callbacks.model_ema import ModelEma
     from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
-    from modelzoo_trainer.callbacks.model_zoo_params_metadata import ModelZooParamsMetadata
     from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm, MoveModulesToDevice
     from modelzoo_trainer.callbacks.nan_checker import NaNChecker
     from modelzoo_trainer.callbacks.notification import EmailNotification, SlackNotification
     from modelzoo_trainer.callbacks.op_profiler import OpProfiler
-    from modelzoo_trainer.callbacks.parts.csx_noops import (
-        DebugArgsPath,
-        HFCacheDir,
-        WeightCompression,
-    )
     from modelzoo_trainer.callbacks.parts.tensor_listeners import (
         NormTensorListener,
         SummaryTensorListener,
@@ -78,11 +65,24 @@ if TYPE_CHECKING:
     from modelzoo_trainer.core import ValidationLoop as ValidationLoop
     from modelzoo_trainer.tools.launch.ray_train_report import RayTrainReport
     from modelzoo_trainer.tools.report.callback import Report
+    from modelzoo_trainer.zoo.callbacks.csx_noops import (
+        DebugArgsPath,
+        HFCacheDir,
+        WeightCompression,
+    )
     from modelzoo_trainer.zoo.callbacks.eleuther_eval_harness import EleutherEvalHarness
     from modelzoo_trainer.zoo.callbacks.expert_load import LogExpertLoad
+    from modelzoo_trainer.zoo.callbacks.flags import (
+        GlobalFlags,
+        ScopedBigCodeEvalHarnessFlags,
+        ScopedEleutherEvalHarnessFlags,
+        ScopedTrainFlags,
+        ScopedValidateFlags,
+    )
     from modelzoo_trainer.zoo.callbacks.generate_text import GenerateText
     from modelzoo_trainer.zoo.callbacks.hugging_face_checkpoint import HuggingFaceCheckpoint
     from modelzoo_trainer.zoo.callbacks.lora import Lora
+    from modelzoo_trainer.zoo.callbacks.model_zoo_params_metadata import ModelZooParamsMetadata
 
 _HOMES: Final = {
     "callback": ("Callback", "CoreCallback", "ValidationCallback", "register_global_callback"),
@@ -94,13 +94,6 @@ _HOMES: Final = {
     "callbacks.dump_available_tensor_names": ("DumpAvailableTensorNames",),
     "callbacks.early_stopping": ("EarlyStopping",),
     "callbacks.extra_checkpoint": ("ExtraCheckpoint",),
-    "callbacks.flags": (
-        "GlobalFlags",
-        "ScopedBigCodeEvalHarnessFlags",
-        "ScopedEleutherEvalHarnessFlags",
-        "ScopedTrainFlags",
-        "ScopedValidateFlags",
-    ),
     "callbacks.flop_utilization": ("FlopUtilization",),
     "callbacks.keep_n_checkpoints": ("KeepNCheckpoints",),
     "callbacks.limit_batches": ("LimitBatches", "LimitEvalSteps"),
@@ -114,16 +107,13 @@ _HOMES: Final = {
     "callbacks.lr_finder": ("LRFinder",),
     "callbacks.model_ema": ("ModelEma",),
     "callbacks.model_eval_metrics": ("ModelEvalMetrics",),
-    "callbacks.model_zoo_params_metadata": ("ModelZooParamsMetadata",),
     "callbacks.move_modules": ("ConvertSyncBatchNorm", "MoveModulesToDevice"),
     "callbacks.nan_checker": ("NaNChecker",),
     "callbacks.notification": ("EmailNotification", "SlackNotification"),
     "callbacks.op_profiler": ("OpProfiler",),
-    "callbacks.parts.csx_noops": ("DebugArgsPath", "HFCacheDir", "WeightCompression"),
     "callbacks.parts.tensor_listeners": ("NormTensorListener", "SummaryTensorListener"),
     "callbacks.profiler": ("DurationProfiler", "Profiler", "RateProfiler"),
     "callbacks.progress": ("PrintProgress", "ProgressBar"),
-    "tools.report.callback": ("Report",),
     "callbacks.run_history": ("RunHistory",),
     "callbacks.samples_streamed_info": ("SamplesStreamedInfo",),
     "callbacks.save_best": ("SaveBest",),
@@ -137,11 +127,21 @@ _HOMES: Final = {
     "callbacks.wsd_checkpoint": ("WSDCheckpoint",),
     "core": ("Checkpoint", "Logging", "MixedPrecision", "TrainingLoop", "ValidationLoop"),
     "tools.launch.ray_train_report": ("RayTrainReport",),
+    "tools.report.callback": ("Report",),
+    "zoo.callbacks.csx_noops": ("DebugArgsPath", "HFCacheDir", "WeightCompression"),
     "zoo.callbacks.eleuther_eval_harness": ("EleutherEvalHarness",),
     "zoo.callbacks.expert_load": ("LogExpertLoad",),
+    "zoo.callbacks.flags": (
+        "GlobalFlags",
+        "ScopedBigCodeEvalHarnessFlags",
+        "ScopedEleutherEvalHarnessFlags",
+        "ScopedTrainFlags",
+        "ScopedValidateFlags",
+    ),
     "zoo.callbacks.generate_text": ("GenerateText",),
     "zoo.callbacks.hugging_face_checkpoint": ("HuggingFaceCheckpoint",),
     "zoo.callbacks.lora": ("Lora",),
+    "zoo.callbacks.model_zoo_params_metadata": ("ModelZooParamsMetadata",),
 }
 
 __all__ = [

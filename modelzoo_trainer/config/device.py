@@ -19,8 +19,8 @@ from modelzoo_trainer.config.positions import (
     is_null,
     to_plain,
 )
-from modelzoo_trainer.core.parts.csx_flags import flag_problem, is_flag
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.zoo.callbacks.csx_flags import flag_problem, is_flag
 
 FOREIGN: Final = "csx"  # Cerebras hardware, not supported
 

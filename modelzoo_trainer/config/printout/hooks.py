@@ -14,10 +14,10 @@ from modelzoo_trainer.config.names import Unshipped
 from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.printout.components import packed
 from modelzoo_trainer.core.parts.core_callbacks import core_callbacks
-from modelzoo_trainer.core.parts.csx_flags import MICRO_BATCH_SIZE, micro_batch_size
 from modelzoo_trainer.hooks.global_callbacks import global_callbacks
 from modelzoo_trainer.hooks.logger import Logger
 from modelzoo_trainer.hooks.spec import HOOKS
+from modelzoo_trainer.zoo.callbacks.csx_flags import MICRO_BATCH_SIZE, micro_batch_size
 
 
 class MicroBatchSizes(NamedTuple):

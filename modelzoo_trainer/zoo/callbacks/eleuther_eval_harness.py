@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import Name, PositiveInt, checked
 from modelzoo_trainer.callback import Loader, ValidationCallback
-from modelzoo_trainer.callbacks.flags import ScopedEleutherEvalHarnessFlags
 from modelzoo_trainer.callbacks.limit_batches import LimitBatches
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.flags import ScopedEleutherEvalHarnessFlags
 from modelzoo_trainer.zoo.evaluation.arguments import read_arguments
 from modelzoo_trainer.zoo.evaluation.evaluation import Evaluation
 from modelzoo_trainer.zoo.evaluation.model_facts import (

@@ -7,11 +7,11 @@ from modelzoo_trainer import Callback, ValidationLoop
 from modelzoo_trainer.base.devices import BackendError
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
 from modelzoo_trainer.callbacks import flags as flags_module
-from modelzoo_trainer.callbacks.flags import (
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.flags import (
     ScopedBigCodeEvalHarnessFlags,
     ScopedEleutherEvalHarnessFlags,
 )
-from modelzoo_trainer.errors import ConfigError
 from tests.doubles import make_trainer, tiny_batches
 
 SIZE = "csx.performance.micro_batch_size"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from modelzoo_trainer.callbacks.parts.csx_noops import DebugArgsPath, WeightCompression
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.csx_noops import DebugArgsPath, WeightCompression
 
 ONE = {"format": "int8", "param_filter": "*"}
 

@@ -3,13 +3,13 @@
 import pytest
 
 from modelzoo_trainer import Checkpoint, __version__, checkpointing
-from modelzoo_trainer.callbacks.model_zoo_params_metadata import ModelZooParamsMetadata
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.model_zoo_params_metadata import ModelZooParamsMetadata
 
-PATH = "modelzoo_trainer.callbacks.model_zoo_params_metadata.ModelZooParamsMetadata"
+PATH = "modelzoo_trainer.zoo.callbacks.model_zoo_params_metadata.ModelZooParamsMetadata"
 YAML = """\
 trainer:
   init:

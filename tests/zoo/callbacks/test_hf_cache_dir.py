@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from modelzoo_trainer import Callback
-from modelzoo_trainer.callbacks.parts.csx_noops import HFCacheDir
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.csx_noops import HFCacheDir
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,12 @@ from modelzoo_trainer.base.devices import (
     switch_problem,
 )
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.core.parts.csx_flags import MICRO_BATCH_SIZE, flag_problem, micro_batch_size
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.csx_flags import (
+    MICRO_BATCH_SIZE,
+    flag_problem,
+    micro_batch_size,
+)
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
