@@ -61,6 +61,10 @@ SETTINGS: Final = {
     "grad_accum.activate": "split_train_batches",
     "loss_accum.activate": "split_train_batches",
     "early_exit.request_stop": "what an interceptor asks for by StopTraining",
+    "logging.read": "read",
+    "logging.drain": "drain",
+    "logging.log": "log_metrics_dict",
+    "logging.name_scope": "name_scope",
 }
 """Calls of methods of the trainer that are for callbacks to call, and no part of the sequence."""
 

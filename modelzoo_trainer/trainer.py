@@ -45,7 +45,7 @@ from modelzoo_trainer.core.model import ModelFactory, problem_of_loss, refuse_lo
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
 from modelzoo_trainer.core.parts.core_callbacks import core_callbacks
 from modelzoo_trainer.core.parts.manual_steps import ManualSteps
-from modelzoo_trainer.core.parts.metrics import MetricLog
+from modelzoo_trainer.core.parts.metrics import ValidationScopes
 from modelzoo_trainer.core.parts.model_call import ModelCalls
 from modelzoo_trainer.core.parts.model_length import lengths_of
 from modelzoo_trainer.core.parts.named_checkpoints import paths_of
@@ -227,7 +227,7 @@ class Trainer(NotCopied, InterceptableMethods):
         )
         self._bind_core()
         self.model_dir = self.object_store.bind(self.checkpoint, model_dir)
-        self.metric_log = MetricLog(self, self.logging)
+        self._val_scopes = ValidationScopes()
         self.interceptors = Interceptors(self, core.values(), pairs)
         self.val_iterator: EpochIterator | None = None
         self._is_closed = False
@@ -913,7 +913,7 @@ class Trainer(NotCopied, InterceptableMethods):
             deliver: Called with the values: numbers, or CPU tensors if they have dimensions.
             step: The `global_step` during the delivery; None = that of the current batch.
         """
-        self.metric_log.read(tensors, deliver, step)
+        self.logging.read(self, tensors, deliver, step)
 
     def drain(self) -> None:
         """Deliver all pending reads, and what deliveries log. Waits for the device.
@@ -921,7 +921,7 @@ class Trainer(NotCopied, InterceptableMethods):
         Raises:
             RuntimeError: If deliveries keep logging without end.
         """
-        self.metric_log.drain()
+        self.logging.drain(self)
 
     def log_metrics(self, **metrics: Any) -> None:
         """Log metrics given by name; see `log_metrics_dict`."""
@@ -948,7 +948,7 @@ class Trainer(NotCopied, InterceptableMethods):
         Raises:
             ValueError: If no logger has that name, or this batch has logged a metric of this name.
         """
-        self.metric_log.log(metrics, step, dest)
+        self.logging.log(self, metrics, step, dest)
 
     def remove_logger_destination(self, name: str) -> None:
         """Exclude loggers by name, unless `dest` names them."""
@@ -960,25 +960,30 @@ class Trainer(NotCopied, InterceptableMethods):
         Args:
             name: One part of the path.
         """
-        return self.metric_log.name_scope(name)
+        return self.logging.name_scope(name)
 
     @property
     def name_scope_path(self) -> str:
         """The open name scopes, joined and terminated by "/"; "" if there is none."""
-        return self.metric_log.name_scope_path
+        return self.logging.name_scope_path
+
+    @property
+    def metric_log(self) -> Logging:
+        """Alias of `logging`."""
+        return self.logging
 
     @property
     def is_delivering(self) -> bool:
         """Whether deferred reads are being delivered; `global_step` is then the step of these."""
-        return self.metric_log.is_delivering
+        return self.logging.is_delivering
 
     def number_val_dataloaders(self, val_dataloaders: list[Loader]) -> list[Loader]:
         """Assign name scopes to dataloaders in this order, and return them."""
-        return self.metric_log.number_val_dataloaders(val_dataloaders)
+        return self._val_scopes.number(val_dataloaders)
 
     def get_val_dataloader_scope(self, val_dataloader: Loader) -> str:
         """Return the name scope of a validation dataloader, numbered when first seen."""
-        return self.metric_log.val_dataloader_scope(val_dataloader)
+        return self._val_scopes.scope_of(val_dataloader)
 
     # ---- state of the run
 

@@ -171,7 +171,7 @@ def test_the_scope_of_a_dataloader_that_is_gone_is_free_again(trainer_of) -> Non
         trainer.validate(DataLoaderOf(1))
     trainer.validate(constant_batches(1))
     assert [list(metrics) for _, metrics in history.lines] == [["validate_0/loss"]] * 4
-    assert len(trainer.metric_log._val_loaders) == 1
+    assert len(trainer._val_scopes._loaders) == 1
 
 
 def test_a_list_of_batches_is_one_dataloader(trainer_of) -> None:

@@ -1,9 +1,8 @@
-"""Log steps, log messages, and the delivery of metrics to the loggers."""
+"""Log steps, log messages, deferred reads, and metrics on their way to the loggers."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,8 +17,9 @@ from modelzoo_trainer.base.constraints import NonNegativeInt, checked
 from modelzoo_trainer.base.devices import BackendError, host_value
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
 from modelzoo_trainer.core.parts.closures import active
-from modelzoo_trainer.core.parts.run_log import RunLog
-from modelzoo_trainer.errors import ModelZooError
+from modelzoo_trainer.core.parts.run_log import open_handlers
+from modelzoo_trainer.core.summary import loaded_step_of
+from modelzoo_trainer.errors import ModelZooError, StopTraining
 from modelzoo_trainer.hooks.table import HookTable
 
 if TYPE_CHECKING:
@@ -34,13 +34,11 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 Level = Annotated[
     str, Predicate(lambda level: level.upper() in LEVELS), f"one of {', '.join(LEVELS)}"
 ]
-_PACKAGE: Final = logging.getLogger("modelzoo_trainer")
 # Steps at the start of a fit. The first and the third are traced as log steps: the state before the
 # first step may differ, and the second is the first one off log steps. If that one is logged, the
 # third is not rehearsed, or the first one off log steps would be late.
 _REHEARSED: Final = 3
 _MOST_ROUNDS: Final = 100  # of deliveries that log metrics: more is an endless loop
-_FORMAT: Final = "%(asctime)s %(levelname)s: %(message)s"
 
 
 class Logging(CoreCallback):
@@ -87,7 +85,10 @@ class Logging(CoreCallback):
         self.collects = False
         """Whether metrics that are logged now, in a batch, are those of its log step."""
         self.is_log_window = True
+        self.is_delivering = False
+        """Whether deferred reads or metrics are being delivered."""
         self.removed_destinations: set[str] = set()
+        self._name_scopes: list[str] = []
         self.collected: Metrics = {}
         self._collected_step = 0
         self._collected_late = False  # by deliveries of a batch, after it
@@ -145,42 +146,7 @@ class Logging(CoreCallback):
 
     def open_handlers(self, trainer: Trainer, stack: ExitStack) -> None:
         """Write messages to `run.log` and the console until the stack is closed."""
-        path = trainer.artifact_dir / "run.log"
-        names = [getattr(handler, "baseFilename", None) for handler in _PACKAGE.handlers]
-        if str(path.absolute()) in names:
-            return
-        if not trainer.backend.comm.is_main:
-            self._open_other(trainer, stack)
-            return
-        handlers: list[logging.Handler] = []
-        if not _PACKAGE.hasHandlers():
-            handlers.append(_console(is_quiet=trainer.progress == "none"))
-        handlers.append(RunLog(path))
-        handlers[-1].setFormatter(logging.Formatter(_FORMAT))
-        level = _PACKAGE.level
-        if level == logging.NOTSET:  # not set by the program
-            _PACKAGE.setLevel(self.log_level)
-            stack.callback(_PACKAGE.setLevel, level)
-        for handler in handlers:
-            _PACKAGE.addHandler(handler)
-            stack.callback(_close, handler)
-
-    def _open_other(self, trainer: Trainer, stack: ExitStack) -> None:
-        """Write errors of other processes than the main one to standard error, with the rank.
-
-        A program with handlers of its own, as Ray's workers are, also gets warnings, but not the
-        lines that the main process logs for all.
-        """
-        if _PACKAGE.hasHandlers():
-            if _PACKAGE.level == logging.NOTSET:  # not set by the program
-                _PACKAGE.setLevel(logging.WARNING)
-                stack.callback(_PACKAGE.setLevel, logging.NOTSET)
-            return
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setLevel(logging.ERROR)
-        handler.setFormatter(logging.Formatter(f"process {trainer.backend.comm.rank}: {_FORMAT}"))
-        _PACKAGE.addHandler(handler)
-        stack.callback(_close, handler)
+        open_handlers(trainer, self.log_level, stack)
 
     # ---- which steps
 
@@ -232,7 +198,111 @@ class Logging(CoreCallback):
         every = self.log_steps
         trainer.is_log_step = is_last or (every != 0 and (batch_idx + 1) % every == 0)
 
+    # ---- deferred reads
+
+    def read(
+        self,
+        trainer: Trainer,
+        tensors: Sequence[Tensor],
+        deliver: Callable[[list[Any]], None],
+        step: int | None = None,
+    ) -> None:
+        """Read values on the host as soon as they are available; see `Trainer.read`."""
+        made_at = self._step_of_now(trainer) if step is None else step
+        of_batch = self.of_batch
+
+        def at_its_step(values: list[Any]) -> None:
+            now = trainer.loop.show_step(trainer, made_at)
+            before = self.is_delivering, self.of_batch
+            self.is_delivering, self.of_batch = True, of_batch
+            try:
+                deliver(values)
+            except StopTraining as stop:
+                trainer.early_exit.request_stop(stop)
+            except BaseException as error:
+                error.add_note(f"raised while reading the values of global_step {made_at}")
+                raise
+            finally:
+                trainer.loop.show_step(trainer, now)
+                self.is_delivering, self.of_batch = before
+
+        backend = trainer.backend
+        if backend.reads_at_once:
+            at_its_step([host_value(tensor) for tensor in tensors])
+        else:
+            backend.read(tensors, at_its_step)
+
+    def drain(self, trainer: Trainer) -> None:
+        """Deliver all pending values, and what deliveries log. Waits for the device."""
+        self.deliver_all(trainer, trainer.backend.flush)
+
+    def _step_of_now(self, trainer: Trainer) -> int:
+        """Return the step of a metric that is logged now."""
+        if self.in_batch and not self.is_delivering:
+            return self.step
+        best = None if trainer.is_fitting else loaded_step_of(trainer)
+        return trainer.global_step if best is None else best
+
     # ---- metrics
+
+    @contextmanager
+    def name_scope(self, name: str) -> Iterator[None]:
+        """Prefix the names of all metrics logged inside."""
+        self._name_scopes.append(name)
+        try:
+            yield
+        finally:
+            self._name_scopes.pop()
+
+    @property
+    def name_scope_path(self) -> str:
+        """The open name scopes, joined and terminated by "/"; "" if there is none."""
+        return "".join(f"{name}/" for name in self._name_scopes)
+
+    def log(
+        self,
+        trainer: Trainer,
+        metrics: Metrics,
+        step: int | None = None,
+        dest: str | Sequence[str] | None = None,
+    ) -> None:
+        """Log metrics; see `Trainer.log_metrics_dict`."""
+        if (
+            self.collects
+            and step is None
+            and dest is None
+            and not self.is_delivering
+            and not self._name_scopes
+            and self.collected.keys().isdisjoint(metrics)
+        ):
+            self.collected.update(metrics)  # the common case
+        else:
+            self._log(trainer, metrics, step, dest)
+
+    def _log(
+        self,
+        trainer: Trainer,
+        metrics: Metrics,
+        step: int | None,
+        dest: str | Sequence[str] | None,
+    ) -> None:
+        is_late = self.is_delivering and not (self.in_batch and trainer.global_step == self.step)
+        if not is_late and not trainer.is_log_step:
+            if trainer.rehearses and trainer.should_run_optimizer_step:
+                trainer.backend.hold(metrics.values())
+            return
+        if self._name_scopes:
+            prefix = self.name_scope_path
+            metrics = {prefix + name: value for name, value in metrics.items()}
+        made_at = self._step_of_now(trainer) if step is None else step
+        if dest is not None:
+            self._send(trainer, metrics, made_at, [dest] if isinstance(dest, str) else dest)
+        elif not is_late:
+            self.collect(trainer, metrics, made_at)
+        elif any(isinstance(value, Tensor) for value in metrics.values()):
+            self._read_and_hand_over(trainer, dict(metrics), made_at)
+        else:
+            self.hand_over(trainer, dict(metrics), made_at)
 
     def collect(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         """Add to the metrics of a step; in a batch, send those of another step separately."""
@@ -240,14 +310,14 @@ class Logging(CoreCallback):
             if step != self.step:
                 self._read_and_hand_over(trainer, dict(metrics), step)
                 return
-            self.refuse_twice(metrics)
+            self._refuse_twice(metrics)
         elif self.collected and step != self._collected_step:
             self.deliver(trainer)
         self._collected_step = step
         self._collected_late = self._collected_late or self.of_batch
         self.collected.update(metrics)
 
-    def refuse_twice(self, metrics: Metrics) -> None:
+    def _refuse_twice(self, metrics: Metrics) -> None:
         """Raise a `ValueError` if one of these has already been logged in this batch."""
         twice = [name for name in metrics if name in self.collected]
         if twice:
@@ -310,7 +380,7 @@ class Logging(CoreCallback):
             f"on_metrics."
         )
 
-    def send(self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]) -> None:
+    def _send(self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]) -> None:
         """Send metrics only to the loggers with these names.
 
         Raises:
@@ -341,21 +411,14 @@ class Logging(CoreCallback):
             metrics.update(zip(names, values, strict=True))
             then()
 
-        trainer.read([metrics[name].detach() for name in names], arrive, step=step)
+        self.read(trainer, [metrics[name].detach() for name in names], arrive, step)
 
     def _read_and_hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
 
-    def hand_over_late(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        """Deliver metrics that are logged by a delivery."""
-        if any(isinstance(value, Tensor) for value in metrics.values()):
-            self._read_and_hand_over(trainer, metrics, step)
-        else:
-            self.hand_over(trainer, metrics, step)
-
     def hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         """Pass host values to the loggers, then to `on_metrics`."""
-        before = trainer.metric_log.deliver_now(True)
+        before, self.is_delivering = self.is_delivering, True
         try:
             if trainer.backend.comm.is_main:
                 removed = self.removed_destinations
@@ -364,7 +427,7 @@ class Logging(CoreCallback):
                         self._guarded(logger, logger.log_metrics, metrics, step)
             trainer.hooks.on_metrics(trainer, metrics, step)
         finally:
-            trainer.metric_log.deliver_now(before)
+            self.is_delivering = before
 
     def _guarded(self, logger: Logger, act: Callable[..., None], *args: Any) -> None:
         """Call a method of a logger; log its first failure."""
@@ -383,30 +446,3 @@ class Logging(CoreCallback):
                     exc_info=error,
                 )
             self._failed.add(id(logger))
-
-
-class _ConsoleFormat(logging.Formatter):
-    """Prefix warnings and errors with their level."""
-
-    @override
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return f"{record.levelname}: {text}" if record.levelno >= logging.WARNING else text
-
-
-def _console(*, is_quiet: bool) -> logging.Handler:
-    """Return a handler for standard error; a quiet one writes only warnings and errors.
-
-    Also writes the messages of progress callbacks.
-    """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_ConsoleFormat("%(message)s"))
-    if is_quiet:
-        progress = f"{_PACKAGE.name}.progress"
-        handler.addFilter(lambda one: one.levelno >= logging.WARNING or one.name == progress)
-    return handler
-
-
-def _close(handler: logging.Handler) -> None:
-    _PACKAGE.removeHandler(handler)
-    handler.close()

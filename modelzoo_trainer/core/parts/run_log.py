@@ -1,19 +1,94 @@
-"""The log file of a run, which never ends the run."""
+"""Where the messages of a run go: its log file, which never ends the run, and the console."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from io import TextIOWrapper
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from modelzoo_trainer.base.secrets import hide_in_text
 
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
 log = logging.getLogger("modelzoo_trainer.logging")
+
+_PACKAGE: Final = logging.getLogger("modelzoo_trainer")
+_FORMAT: Final = "%(asctime)s %(levelname)s: %(message)s"
+
+
+def open_handlers(trainer: Trainer, log_level: str, stack: ExitStack) -> None:
+    """Write messages to `run.log` and the console until the stack is closed."""
+    path = trainer.artifact_dir / "run.log"
+    names = [getattr(handler, "baseFilename", None) for handler in _PACKAGE.handlers]
+    if str(path.absolute()) in names:
+        return
+    if not trainer.backend.comm.is_main:
+        _open_other(trainer.backend.comm.rank, stack)
+        return
+    if not _PACKAGE.hasHandlers():
+        _add(_console(is_quiet=trainer.progress == "none"), stack)
+    _set_level(log_level, stack)
+    run_log = RunLog(path)
+    run_log.setFormatter(logging.Formatter(_FORMAT))
+    _add(run_log, stack)
+
+
+def _open_other(rank: int, stack: ExitStack) -> None:
+    """Write errors of other processes than the main one to standard error, with the rank.
+
+    A program with handlers of its own, as Ray's workers are, also gets warnings, but not the
+    lines that the main process logs for all.
+    """
+    if _PACKAGE.hasHandlers():
+        _set_level(logging.WARNING, stack)
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.ERROR)
+    handler.setFormatter(logging.Formatter(f"process {rank}: {_FORMAT}"))
+    _add(handler, stack)
+
+
+def _set_level(level: int | str, stack: ExitStack) -> None:
+    """Set the level until the stack is closed, unless the program has set one."""
+    if _PACKAGE.level == logging.NOTSET:
+        _PACKAGE.setLevel(level)
+        stack.callback(_PACKAGE.setLevel, logging.NOTSET)
+
+
+def _add(handler: logging.Handler, stack: ExitStack) -> None:
+    """Add a handler until the stack is closed."""
+    _PACKAGE.addHandler(handler)
+    stack.callback(handler.close)
+    stack.callback(_PACKAGE.removeHandler, handler)
+
+
+class _ConsoleFormat(logging.Formatter):
+    """Prefix warnings and errors with their level."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return f"{record.levelname}: {text}" if record.levelno >= logging.WARNING else text
+
+
+def _console(*, is_quiet: bool) -> logging.Handler:
+    """Return a handler for standard error; a quiet one writes only warnings and errors.
+
+    Also writes the messages of progress callbacks.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_ConsoleFormat("%(message)s"))
+    if is_quiet:
+        progress = f"{_PACKAGE.name}.progress"
+        handler.addFilter(lambda one: one.levelno >= logging.WARNING or one.name == progress)
+    return handler
 
 
 class RunLog(logging.FileHandler):
