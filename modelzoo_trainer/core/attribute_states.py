@@ -262,7 +262,8 @@ def _load(trainer: Trainer, name: str, part: Any, saved: Mapping[str, Any]) -> N
             f"Use a {kind}. {OF_ANOTHER_RUN} {ONLY_MODEL}"
         )
     if isinstance(part, Optimizer):
-        check_shapes(part, state, None, f"trainer.{name}")
+        is_alone = trainer.backend.comm.world_size == 1
+        check_shapes(part, state, None, f"trainer.{name}", is_alone=is_alone)
     elif isinstance(part, Module):
         state = trainer.backend.for_loading(state, part.state_dict())
     else:

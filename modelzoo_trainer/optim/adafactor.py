@@ -74,10 +74,7 @@ class Adafactor(GroupOptimizer):
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
         # One tensor at a time: all squared gradients at once would take the memory that
         # factored moments save.
-        def start(param: Tensor) -> dict[str, Any]:
-            return _start(param, group["beta1"] is not None)
-
-        for param, grad, state in zip(params, grads, self._states(params, start), strict=True):
+        for param, grad, state in zip(params, grads, self._states(params, group), strict=True):
             state["step"] += 1
             update = _scaled(grad, state, group)
             size = _step_size(param, state["step"], group)
@@ -88,15 +85,15 @@ class Adafactor(GroupOptimizer):
                 param.mul_(1 - size * group["weight_decay"])
             param.sub_(update)
 
-
-def _start(param: Tensor, has_momentum: bool) -> dict[str, Any]:
-    state: dict[str, Any] = {"step": 0}
-    if param.dim() >= 2:
-        state["exp_avg_sq_row"] = param.new_zeros(param.shape[:-1])
-        state["exp_avg_sq_col"] = param.new_zeros(param.shape[:-2] + param.shape[-1:])
-    else:
-        state["exp_avg_sq"] = zeros_like(param)
-    return state | ({"exp_avg": zeros_like(param)} if has_momentum else {})
+    @override
+    def first_state(self, param: Tensor, group: Group) -> dict[str, Any]:
+        state: dict[str, Any] = {"step": 0}
+        if param.dim() >= 2:
+            state["exp_avg_sq_row"] = param.new_zeros(param.shape[:-1])
+            state["exp_avg_sq_col"] = param.new_zeros(param.shape[:-2] + param.shape[-1:])
+        else:
+            state["exp_avg_sq"] = zeros_like(param)
+        return state | ({} if group["beta1"] is None else {"exp_avg": zeros_like(param)})
 
 
 def _scaled(grad: Tensor, state: dict[str, Any], group: Group) -> Tensor:

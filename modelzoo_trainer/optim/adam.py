@@ -326,7 +326,7 @@ class Lamb(GroupOptimizer):
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
         beta1, beta2 = group["betas"]
-        states = self._states(params, _moments)
+        states = self._states(params, group)
         averages = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
         torch._foreach_lerp_(averages, grads, 1 - beta1)
@@ -341,9 +341,9 @@ class Lamb(GroupOptimizer):
             torch._foreach_mul_(updates, _ratios(params, updates))
         descend(params, updates, group["lr"])
 
-
-def _moments(param: Tensor) -> dict[str, Any]:
-    return {"exp_avg": zeros_like(param), "exp_avg_sq": zeros_like(param)}
+    @override
+    def first_state(self, param: Tensor, group: Group) -> dict[str, Any]:
+        return {"exp_avg": zeros_like(param), "exp_avg_sq": zeros_like(param)}
 
 
 def _ratios(params: Tensors, updates: Tensors) -> Tensors:
@@ -380,13 +380,13 @@ class Lion(GroupOptimizer):
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
         beta1, beta2 = group["betas"]
-        averages = [state["exp_avg"] for state in self._states(params, _momentum)]
+        averages = [state["exp_avg"] for state in self._states(params, group)]
         updates = list(torch._foreach_lerp(averages, grads, 1 - beta1))
         torch._foreach_sign_(updates)
         shrink(params, group["lr"], group["weight_decay"])
         descend(params, updates, group["lr"])
         torch._foreach_lerp_(averages, grads, 1 - beta2)
 
-
-def _momentum(param: Tensor) -> dict[str, Any]:
-    return {"exp_avg": zeros_like(param)}
+    @override
+    def first_state(self, param: Tensor, group: Group) -> dict[str, Any]:
+        return {"exp_avg": zeros_like(param)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import torch
@@ -85,6 +85,11 @@ class Muon(OverModel, Optimizer):
         for is_muon, part in self._groups().items():
             make: Any = torch.optim.Muon if is_muon else torch.optim.AdamW
             self._parts[is_muon] = make(part, **defaults, **own[is_muon])
+
+    def first_state(self, param: Tensor, group: Group) -> Mapping[str, Any]:
+        """Return the state that a step creates: that of torch's Muon or AdamW."""
+        names = ("momentum_buffer",) if group[IS_MUON] else ("exp_avg", "exp_avg_sq")
+        return dict.fromkeys(names, param)
 
     def _groups(self) -> dict[bool, list[Group]]:
         """Return the groups of Muon and of AdamW; the same objects as in `param_groups`."""

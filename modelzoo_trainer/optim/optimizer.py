@@ -150,8 +150,19 @@ class GroupOptimizer(OverModel, Optimizer):
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
         """Update the parameters of a group."""
 
-    def _states(self, params: Tensors, make: Callable[[Tensor], dict[str, Any]]) -> Sequence[Any]:
-        """Return the state of each parameter; `make` creates a missing one."""
+    @abstractmethod
+    def first_state(self, param: Tensor, group: Group) -> dict[str, Any]:
+        """Return the state of a parameter before its first update; {} for none.
+
+        Also called with a meta tensor, to learn the size of the state.
+
+        Args:
+            param: The parameter.
+            group: Its parameter group.
+        """
+
+    def _states(self, params: Tensors, group: Group) -> Sequence[Any]:
+        """Return the state of each parameter, a missing one from `first_state`."""
         for param in params:
             if not self.state[param]:
                 if param.grad is not None and param.grad.is_sparse:
@@ -159,7 +170,7 @@ class GroupOptimizer(OverModel, Optimizer):
                         f"{type(self).__name__} does not support sparse gradients. Make the "
                         f"embedding dense (sparse=False), or use SGD."
                     )
-                self.state[param] = make(param)
+                self.state[param] = self.first_state(param, group)
         return [self.state[param] for param in params]
 
 

@@ -180,10 +180,7 @@ class ASGD(GroupOptimizer):
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
-        def start(param: Tensor) -> dict[str, Any]:
-            return {"step": 0, "eta": group["lr"], "mu": 1.0, "ax": zeros_like(param)}
-
-        states = self._states(params, start)
+        states = self._states(params, group)
         sign = -1.0 if group["maximize"] else 1.0
         if group["weight_decay"]:
             decay = sign * group["weight_decay"]
@@ -197,6 +194,10 @@ class ASGD(GroupOptimizer):
             else:
                 state["ax"].lerp_(param, state["mu"])
             _count(state, group)
+
+    @override
+    def first_state(self, param: Tensor, group: Group) -> dict[str, Any]:
+        return {"step": 0, "eta": group["lr"], "mu": 1.0, "ax": zeros_like(param)}
 
 
 def _count(state: dict[str, Any], group: Group) -> None:

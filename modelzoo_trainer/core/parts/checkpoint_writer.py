@@ -16,8 +16,8 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.base.devices import map_tensors
 from modelzoo_trainer.base.shown_path import shown_path
 from modelzoo_trainer.core.early_exit import SAVE
-from modelzoo_trainer.core.parts.optimizer_facts import bytes_to_come
 from modelzoo_trainer.errors import CheckpointError, ConfigError, in_bytes
+from modelzoo_trainer.optim.first_state import bytes_to_come
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -251,7 +251,15 @@ def check_states(trainer: Trainer) -> None:
 def least_bytes(trainer: Trainer) -> int:
     """Return the minimum size of a checkpoint in bytes, including future optimizer state."""
     size = checkpointing.state_bytes(dict(trainer.model.state_dict()))
+    is_alone = trainer.backend.comm.world_size == 1
     for optimizer in trainer.optimizers.values():
         size += checkpointing.state_bytes(optimizer.state_dict())
-        size += bytes_to_come(optimizer)
+        to_come = bytes_to_come(optimizer, is_alone=is_alone)
+        if to_come is None:
+            log.info(
+                "The free space was checked without the state of %s, whose size is unknown before "
+                "its first step. To include it, give the class a method first_state(param, group).",
+                type(optimizer).__name__,
+            )
+        size += to_come or 0
     return size

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from modelzoo_trainer.checkpointing.state_json import bare_names
 from modelzoo_trainer.errors import OF_ANOTHER_RUN, ONLY_MODEL, CheckpointMismatch
+from modelzoo_trainer.optim.first_state import first_states
 
 Settings = list[dict[str, Any]]
 Names = list[list[str]]
@@ -19,27 +19,6 @@ Names = list[list[str]]
 _MOST: Final = 8  # differences in a message
 _PLAIN: Final = (bool, int, float, str, type(None))
 _KERNELS: Final = ("capturable", "differentiable", "foreach", "fused")  # no effect on the result
-# The number of parameter-sized tensors in the state, given the group.
-_NUM_LIKE_PARAMETER: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
-    "ASGD": lambda group: 1,
-    "Adadelta": lambda group: 2,
-    "Adafactor": lambda group: group.get("beta1") is not None,
-    "Adagrad": lambda group: 1,
-    "Adam": lambda group: 2 + bool(group.get("amsgrad")),
-    "Adamax": lambda group: 2,
-    "Lamb": lambda group: 2,
-    "Lion": lambda group: 1,
-    "Muon": lambda group: 1 if group.get("use_muon", True) else 2,  # AdamW for the rest
-    "NAdam": lambda group: 2,
-    "RAdam": lambda group: 2,
-    "RMSprop": lambda group: 1 + bool(group.get("momentum")) + bool(group.get("centered")),
-    "Rprop": lambda group: 2,
-    "SGD": lambda group: bool(group.get("momentum")),
-}
-_LIKE_PARAMETER: Final = (  # state entries with the parameter's shape
-    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
-    *("acc_delta", "grad_avg", "sum", "prev", "ax"),
-)
 
 
 def settings_of(optimizer: Optimizer) -> Settings:
@@ -49,23 +28,6 @@ def settings_of(optimizer: Optimizer) -> Settings:
         {key: value for key, value in group.items() if key in known and is_plain(value)}
         for group in optimizer.param_groups
     ]
-
-
-def bytes_to_come(optimizer: Optimizer) -> int:
-    """Return about how many bytes of state an optimizer adds at its first step.
-
-    0 for unknown classes.
-    """
-    names = [cls.__name__ for cls in type(optimizer).__mro__]
-    count = next((_NUM_LIKE_PARAMETER[name] for name in names if name in _NUM_LIKE_PARAMETER), None)
-    if count is None:
-        return 0
-    return sum(
-        count(group) * param.nbytes
-        for group in optimizer.param_groups
-        for param in group["params"]
-        if param.requires_grad and not is_lazy(param) and not optimizer.state.get(param)
-    )
 
 
 def is_plain(value: Any) -> bool:
@@ -121,31 +83,36 @@ def check_names(now: Names, before: Names, whose: str = "optimizer") -> None:
 
 
 def check_shapes(
-    optimizer: Optimizer, state: Mapping[str, Any], names: Names | None, whose: str = "optimizer"
+    optimizer: Optimizer,
+    state: Mapping[str, Any],
+    names: Names | None,
+    whose: str = "optimizer",
+    *,
+    is_alone: bool = True,
 ) -> None:
-    """Raise a `CheckpointMismatch` if the shapes of a checkpoint's state differ.
+    """Raise a `CheckpointMismatch` if state with the shape of its parameter has another one.
 
-    `whose`: the optimizer's name in messages.
+    `whose`: the optimizer's name in messages. `is_alone`: whether this is the only process.
     """
+    states = first_states(optimizer, is_alone=is_alone) or {}
     keys = [key for group in state["param_groups"] for key in group["params"]]
     params = [param for group in optimizer.param_groups for param in group["params"]]
     flat = [name for group in names or () for name in group] or [f"parameter {k}" for k in keys]
     for key, param, name in zip(keys, params, flat, strict=False):
-        if is_lazy(param):
-            continue
-        for what, shape in _shapes_in(state["state"].get(key, {})):
-            if shape != tuple(param.shape):
+        own = _shapes_in(states.get(param, {}))  # {} for lazy parameters
+        shape = tuple(param.shape) if own else ()
+        for what, saved in _shapes_in(state["state"].get(key, {})).items():
+            if own.get(what) == shape != saved:
                 raise CheckpointMismatch(
                     f"the checkpoint's {whose} does not fit: {what} of {name} has the shape "
-                    f"{shape}, but the parameter {tuple(param.shape)}. Use the original "
+                    f"{saved}, but the parameter {shape}. Use the original "
                     f"model. {OF_ANOTHER_RUN} {ONLY_MODEL}"
                 )
 
 
-def _shapes_in(state: Mapping[str, Any]) -> Sequence[tuple[str, tuple[int, ...]]]:
-    held = [(what, state.get(what)) for what in _LIKE_PARAMETER]
-    return [
-        (what, tuple(value.shape))
-        for what, value in held
+def _shapes_in(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {
+        what: tuple(value.shape)
+        for what, value in state.items()
         if isinstance(value, Tensor) and value.dim() > 0
-    ]
+    }

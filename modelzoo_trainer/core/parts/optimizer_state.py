@@ -84,7 +84,8 @@ class OptimizerState:
         if names and before and state["state"]:
             check_names(names, before, self.label)
         settings = state.pop(_SETTINGS, None)
-        check_shapes(optimizer, state, names, self.label)
+        is_alone = trainer.backend.comm.world_size == 1
+        check_shapes(optimizer, state, names, self.label, is_alone=is_alone)
         check_steps(state)
         before_load = group_kinds(optimizer)
         try:
