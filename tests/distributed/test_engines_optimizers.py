@@ -14,22 +14,11 @@ from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-EQUAL = (
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamBase",
-    "AdamW",
-    "AdamW, fused",
-    "Adamax",
-    "Lamb",
-    "Lion",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "SGD",
-)
+UNEQUAL = {
+    "Muon",  # orthogonalizes in bfloat16
+    "Rprop",  # torch's writes in place by a mask, which a DTensor refuses
+}
+EQUAL = (*sorted(OPTIMIZERS.keys() - UNEQUAL), "AdamW, fused")
 
 
 def maker(name: str) -> Any:
