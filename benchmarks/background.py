@@ -34,7 +34,6 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop, checkpointing
 from modelzoo_trainer.callback import Callback
 from modelzoo_trainer.checkpointing import BackgroundSaver
-from modelzoo_trainer.checkpointing.frozen_memory import can_protect
 from modelzoo_trainer.zoo.models.registry import model_class
 
 WIDTH: Final = 1024
@@ -113,14 +112,12 @@ def by_dcp(
 
 
 def ways() -> list[Way]:
-    """Return all ways that work here."""
-    found = [
-        Way("ours: frozen, another process", by_saver(BackgroundSaver())),
-        Way("ours: copied, a thread", by_saver(BackgroundSaver(least_frozen=None))),
+    """Return all ways."""
+    return [
+        Way("ours: a thread", by_saver(BackgroundSaver())),
         Way("dcp.async_save: a thread", by_dcp(AsyncCheckpointerType.THREAD)),
         Way("dcp.async_save: a process", by_dcp(AsyncCheckpointerType.PROCESS)),
     ]
-    return found if can_protect() else found[1:]
 
 
 def print_saves(mib: int, rounds: int, folder: Path) -> None:

@@ -1,13 +1,12 @@
-"""Background saves: freeze the state for a process that writes it, or copy it for a thread."""
+"""Background saves: copy the state, then write it in a thread."""
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,29 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.checkpointing.file_writing import write_file
-from modelzoo_trainer.checkpointing.frozen_state import (
-    FrozenState,
-    WriterProcess,
-    can_freeze,
-    compact,
-)
-from modelzoo_trainer.checkpointing.load_save import state_json_text, write_files
-from modelzoo_trainer.checkpointing.manifest import STATE, SUFFIX
+from modelzoo_trainer.checkpointing.load_save import write_state
 from modelzoo_trainer.checkpointing.state_json import Encoder, Tensors
-from modelzoo_trainer.checkpointing.tensor_file import as_bytes, bytes_of
+from modelzoo_trainer.checkpointing.tensor_file import as_bytes
 from modelzoo_trainer.checkpointing.transaction import (
     CheckpointTransaction,
     check_step,
     plain_facts,
 )
 
-log = logging.getLogger("modelzoo_trainer.checkpointing")
-
 _ALIGNMENT: Final = 64  # bytes: a cache line
 _SLICE: Final = 1 << 24  # bytes that one thread copies at a time
 _MAX_THREADS: Final = 4  # more threads do not increase bandwidth
-_LEAST_FROZEN: Final = 1 << 26  # bytes; copying less is about as fast
 
 
 class HostBuffer:
@@ -146,25 +134,15 @@ class _Flight:
 
 
 class BackgroundSaver:
-    """Write one checkpoint at a time while the caller continues.
+    """Write one checkpoint at a time in a thread, from a private copy of the state.
 
-    From the second save on, a large state in the memory of this process is frozen: pages are
-    write-protected until another process has copied them, which writes the files. A write to the
-    state, of any kind, waits until its page is copied. Everything else (small states, other
-    devices, memory shared with other processes, systems where `can_protect` is false) is copied at
-    once, into memory that is reused, and written by a thread.
-
-    A save in progress is finished when the program ends. The thread exists only during a save and
-    does no torch computation, so a process forked meanwhile finds no lock held.
-
-    Args:
-        least_frozen: The size in bytes from which on states are frozen; None = never.
+    The memory of the copy is reused. A save in progress is finished when the program ends. The
+    thread exists only during a save and does no torch computation, so a process forked meanwhile
+    finds no lock held.
     """
 
-    def __init__(self, least_frozen: int | None = _LEAST_FROZEN) -> None:
+    def __init__(self) -> None:
         self._buffer = HostBuffer()
-        self._least_frozen = least_frozen
-        self._process: WriterProcess | None = None
         self._stager: Any = None
         self._flight: _Flight | None = None
         self._committed: list[Path] = []
@@ -207,7 +185,11 @@ class BackgroundSaver:
             encoded = Encoder(state)
             transaction = CheckpointTransaction(path)
             try:
-                self._fly(path, lambda: self._started(transaction, encoded, plain_step, plain))
+                tensors = self._buffer.copy(encoded.tensors)
+                self._fly(
+                    path,
+                    lambda: write_state(transaction, encoded, plain_step, plain, tensors=tensors),
+                )
             except BaseException:
                 transaction.discard()
                 raise
@@ -233,33 +215,18 @@ class BackgroundSaver:
         Cost: As for `save`, for this rank's part.
         """
         from modelzoo_trainer.checkpointing.distributed import save_sharded
-        from modelzoo_trainer.checkpointing.shard_writing import own_tensors, still
 
         with self._stalling():
             self._land()
             plain_step, plain_ones = check_step(step), plain_facts(facts or {})
-            kept: Any = still(state)
-            tensors = own_tensors(kept)
+            copied = self._staged(state)
 
-            def started() -> Callable[[], None]:
-                frozen = None if tensors is None else self._freeze(tensors)
-                copied = kept if frozen else self._staged(kept)
-                by = frozen.write_file if frozen else write_file
+            def write() -> None:
+                save_sharded(
+                    path, copied, step=plain_step, facts=plain_ones, process_group=process_group
+                )
 
-                def write() -> None:
-                    with self._around(frozen, tensors or []):
-                        save_sharded(
-                            path,
-                            copied,
-                            step=plain_step,
-                            facts=plain_ones,
-                            process_group=process_group,
-                            by=by,
-                        )
-
-                return write
-
-            self._fly(path, started)
+            self._fly(path, write)
 
     def _staged(self, state: Mapping[str, Any]) -> Any:
         """Return a copy of a state of several ranks."""
@@ -270,97 +237,20 @@ class BackgroundSaver:
             self._stager = DefaultStager(plain)
         return self._stager.stage(dict(state))
 
-    def _started(
-        self,
-        transaction: CheckpointTransaction,
-        encoded: Encoder,
-        step: int,
-        facts: Mapping[str, Any],
-    ) -> Callable[[], None]:
-        """Freeze or copy the state, and return what writes it."""
-        given = {
-            stem: {name: compact(tensor) for name, tensor in named.items()}
-            for stem, named in encoded.tensors.items()
-        }
-        every = [tensor for named in given.values() for tensor in named.values()]
-        frozen = self._freeze(every)
-        tensors = given if frozen else self._buffer.copy(given)
-        by = frozen.write_file if frozen else write_file
-
-        def write() -> None:
-            with transaction, self._around(frozen, every):
-                files: dict[str, Iterable[bytes | memoryview]] = {
-                    f"{stem}{SUFFIX}": bytes_of(of) for stem, of in tensors.items()
-                }
-                files[STATE] = [state_json_text(encoded)]
-                write_files(transaction, files, step, facts, by)
-
-        return write
-
-    def _freeze(self, tensors: list[Tensor]) -> FrozenState | None:
-        """Freeze tensors for the other process; None = copy them instead."""
-        if self._process is None or not self._is_to_freeze(tensors):
-            return None
-        try:
-            return self._process.freeze(tensors)
-        except OSError as error:
-            log.debug("The state is copied, because it cannot be frozen: %s", error)
-            self._give_up()
-            return None
-
-    def _is_to_freeze(self, tensors: list[Tensor]) -> bool:
-        least = self._least_frozen
-        is_large = least is not None and sum(tensor.nbytes for tensor in tensors) >= least
-        return is_large and can_freeze(tensors)
-
-    def _give_up(self) -> None:
-        """Write by a thread from now on."""
-        self._least_frozen, process, self._process = None, self._process, None
-        if process is not None:
-            process.close()
-
-    @contextmanager
-    def _around(self, frozen: FrozenState | None, tensors: list[Tensor]) -> Iterator[None]:
-        """Write a checkpoint within the block; then make the next save faster."""
-        try:
-            yield
-        except BaseException:
-            if frozen is not None and not frozen.is_served:
-                self._give_up()
-            raise
-        if frozen is None and self._is_to_freeze(tensors):
-            try:
-                self._process = self._process or WriterProcess()
-                self._process.prepare(tensors)
-            except OSError as error:
-                log.debug("No process for checkpoints: %s", error)
-                self._give_up()
-            else:
-                self._buffer, self._stager = HostBuffer(), None  # free their memory
-
-    def _fly(self, path: Path, start: Callable[[], Callable[[], None]]) -> None:
-        """Write in a thread what `start` returns, which freezes or copies the state."""
+    def _fly(self, path: Path, write: Callable[[], None]) -> None:
+        """Write in a thread."""
         flight = _Flight(path=path)
-        writes: list[Callable[[], None]] = []
-        is_ready = threading.Event()
 
         def run() -> None:
-            is_ready.wait()
             try:
-                for write in writes:
-                    write()
+                write()
             except BaseException as error:  # noqa: BLE001  # raised by `collect` or `wait`
                 flight.error = error
 
-        # Not a daemon: the interpreter waits for it before it exits. Started first: once the state
-        # is being copied, all cores are busy, and the caller would wait for one.
+        # Not a daemon: the interpreter waits for it before it exits.
         flight.thread = threading.Thread(target=run, name=f"save {path.name}")
         flight.thread.start()
-        try:
-            writes.append(start())
-            self._flight = flight
-        finally:
-            is_ready.set()
+        self._flight = flight
 
     def collect(self) -> list[Path]:
         """Return the checkpoints committed since the last call of this or `wait`.

@@ -1,4 +1,4 @@
-"""Write one file durably, with its digest. Imports no torch: a process that only writes uses it."""
+"""Write one file durably, with its digest."""
 
 from __future__ import annotations
 

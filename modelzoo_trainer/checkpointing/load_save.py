@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -41,9 +41,6 @@ from modelzoo_trainer.checkpointing.transaction import (
 )
 from modelzoo_trainer.errors import CheckpointError
 
-Files: TypeAlias = Mapping[str, Iterable[bytes | memoryview]]
-"""Content of the files: by name, in pieces."""
-
 
 def save(
     path: Path,
@@ -70,36 +67,30 @@ def save(
     """
     plain_step, plain = check_step(step), plain_facts(facts or {})
     encoded = Encoder(state)
-    files: dict[str, Iterable[bytes | memoryview]] = {
-        f"{stem}{SUFFIX}": bytes_of(tensors) for stem, tensors in encoded.tensors.items()
-    }
-    write_files(
-        CheckpointTransaction(path), files | {STATE: [state_json_text(encoded)]}, plain_step, plain
-    )
+    write_state(CheckpointTransaction(path), encoded, plain_step, plain)
 
 
-def state_json_text(encoded: Encoder) -> bytes:
-    """Return the JSON text of a state without its tensors."""
-    return json.dumps(encoded.state_json, allow_nan=False).encode("ascii")
-
-
-def write_files(
+def write_state(
     transaction: CheckpointTransaction,
-    files: Files,
+    encoded: Encoder,
     step: int,
     facts: Mapping[str, Any],
+    *,
+    tensors: Tensors | None = None,
     by: WriteFile = write_file,
 ) -> None:
     """Write all files of a checkpoint and commit it.
 
-    `by`: what writes a file.
+    `tensors`: copies of those of the state; None = its own. `by`: what writes a file.
 
     Raises:
         CheckpointError: If writing fails. Nothing is left behind.
     """
     with transaction:
-        for name, chunks in files.items():
-            transaction.write(name, chunks, by)
+        text = json.dumps(encoded.state_json, allow_nan=False).encode("ascii")
+        for stem, named in (encoded.tensors if tensors is None else tensors).items():
+            transaction.write(f"{stem}{SUFFIX}", bytes_of(named), by)
+        transaction.write(STATE, [text], by)
         transaction.commit(step=step, facts=facts)
 
 

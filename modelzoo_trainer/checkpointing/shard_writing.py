@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import (
@@ -35,7 +33,6 @@ from typing_extensions import override
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.file_writing import write_file
 from modelzoo_trainer.checkpointing.folder import hidden_name
-from modelzoo_trainer.checkpointing.frozen_state import compact
 from modelzoo_trainer.checkpointing.manifest import SUFFIX, FileRecord
 from modelzoo_trainer.checkpointing.shard_index import (
     DICT,
@@ -249,46 +246,6 @@ def abandon(folder: Path) -> None:
         trash = folder.with_name(hidden_name("trash", "draft"))
         disk.rename(folder, trash)
         disk.remove_tree(trash)
-
-
-def own_tensors(state: Mapping[str, Any]) -> list[Tensor] | None:
-    """Return the memory of this rank in a state; None = some of it is not in plain tensors."""
-    found: list[Tensor] = []
-    for leaf in flatten(state)[0].values():
-        local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
-        if isinstance(local, Tensor):
-            if type(local) not in (Tensor, Parameter) or local.layout is not torch.strided:
-                return None
-            found.append(local.detach())
-        elif hasattr(local, "local_shards"):
-            return None
-        else:
-            found += _arrays_in(local)
-    return found
-
-
-def _arrays_in(value: Any) -> Iterator[Tensor]:
-    """Yield the memory of the arrays in a value without tensors."""
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        yield torch.from_numpy(value.reshape(-1).view(np.uint8))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _arrays_in(item)
-
-
-def still(value: Any) -> Any:
-    """Return a copy of a state that shares only its tensors, except small ones with gaps."""
-    if isinstance(value, Mapping):
-        return {key: still(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [still(item) for item in value]
-    if type(value) is tuple:
-        return tuple(still(item) for item in value)
-    if type(value) is np.ndarray:
-        return np.array(value, order="C")  # as it will be stored: without another copy
-    if type(value) in (Tensor, Parameter) and value.layout is torch.strided:
-        return compact(value.detach())
-    return value if isinstance(value, Tensor) else deepcopy(value)
 
 
 def records_of(results: Iterable[Iterable[WriteResult]]) -> dict[str, FileRecord]:

@@ -12,10 +12,9 @@ from typing_extensions import override
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.file_writing import write_hashed
-from modelzoo_trainer.checkpointing.load_save import state_json_text, write_files
-from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE, SUFFIX, FileRecord
+from modelzoo_trainer.checkpointing.load_save import write_state
+from modelzoo_trainer.checkpointing.manifest import MANIFEST, FileRecord
 from modelzoo_trainer.checkpointing.state_json import Encoder
-from modelzoo_trainer.checkpointing.tensor_file import bytes_of
 from modelzoo_trainer.checkpointing.transaction import (
     CheckpointTransaction,
     WriteFile,
@@ -113,12 +112,7 @@ def save_in_place(
             begin=SlotTransaction,
         )
         return
-    encoded = Encoder(state)
-    files: dict[str, Iterable[bytes | memoryview]] = {
-        f"{stem}{SUFFIX}": bytes_of(tensors) for stem, tensors in encoded.tensors.items()
-    }
-    files[STATE] = [state_json_text(encoded)]
-    write_files(SlotTransaction(path), files, plain_step, plain, write_in_place)
+    write_state(SlotTransaction(path), Encoder(state), plain_step, plain, by=write_in_place)
 
 
 def is_in_memory(folder: Path) -> bool | None:

@@ -110,8 +110,8 @@ class Checkpoint(CoreCallback, Interceptable):
         strict_version: Accepted for compatibility: an unreadable version is always refused.
         minutes: Write one at the first step boundary n minutes after the last; None = none.
         epochs: Write one at the end of every n-th epoch; None = never.
-        asynchronous: Train while a checkpoint is written. It has the state of its step: of a copy
-            in host memory, or frozen until another process has copied it. At most one at a time.
+        asynchronous: Train while a checkpoint is written. It has the state of its step, from a
+            copy in host memory. At most one at a time.
         save_final_checkpoint: Write one at the end of a run; on its own, only then.
         memory: Keep the newest states in memory of this machine, too, for a restart after a crash:
             `steps`, write one on every n-th step; `path`, a folder on tmpfs, None = /dev/shm.

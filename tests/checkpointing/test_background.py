@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from modelzoo_trainer import CheckpointError, checkpointing
-from modelzoo_trainer.checkpointing import BackgroundSaver, background, disk
+from modelzoo_trainer.checkpointing import BackgroundSaver, background, disk, load_save
 from modelzoo_trainer.checkpointing.background import HostBuffer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -298,12 +298,12 @@ def test_memory_for_copies_from_a_device_is_there_without_one_too():
 
 
 def test_a_save_that_fails_before_its_first_file_leaves_nothing(tmp_path, monkeypatch) -> None:
-    def fail(encoded: object) -> bytes:
+    def fail(tensors: object) -> object:
         raise MemoryError
 
-    monkeypatch.setattr(background, "state_json_text", fail)
+    monkeypatch.setattr(load_save, "bytes_of", fail)
     saver = BackgroundSaver()
-    saver.save(tmp_path / "checkpoint_1", {"step": 1}, step=1)
+    saver.save(tmp_path / "checkpoint_1", make_state(), step=1)
     with pytest.raises(MemoryError):
         saver.wait()
     assert list(tmp_path.iterdir()) == []

@@ -136,11 +136,7 @@ def train(rank: int, model_dir: Path, batch_size: int, options: dict[str, Any]) 
     """Run a fit with validation, and return what came of it."""
     options = dict(options)
     num, micro = options.pop("num", NUM_SAMPLES), options.pop("micro", None)
-    is_frozen = options.pop("frozen", False)
     trainer = make_trainer(model_dir, **options)
-    saver = trainer.checkpoint._saving._background
-    if is_frozen:  # whatever the size of the state
-        saver._least_frozen = 0
     if micro is not None:
         trainer.split_train_batches(micro)
     trainer.raise_on_interrupt = False
@@ -155,5 +151,4 @@ def train(rank: int, model_dir: Path, batch_size: int, options: dict[str, Any]) 
         "weights": {name: value.tolist() for name, value in weights.items()},
         "step": trainer.global_step,
         "interrupted": trainer.interrupted,
-        "has_writer": saver._process is not None,
     }

@@ -8,7 +8,6 @@ ELSEWHERE = {
     "base/regular_files.py": "reads them",
     "backends/coordination/liveness.py": "files of /proc",
     "tools/supervisor/settings.py": "the program of the run",
-    "checkpointing/frozen_memory.py": "a file of /proc",
     "checkpointing/slots.py": "a file of /proc",
     "base/stderr.py": "the null device",
 }

@@ -39,28 +39,6 @@ class Ema(Callback):
         self.average = {name: value.clone() for name, value in state["average"].items()}
 
 
-class Wide(Callback):
-    """Much memory, which is written past torch's knowledge right after each save."""
-
-    def __init__(self, numbers: int) -> None:
-        self.memory = torch.zeros(numbers)
-        self.view = self.memory.numpy()
-
-    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        self.view *= 0.75
-        self.view += outputs["loss"].item()
-
-    def saving_end(self):
-        self.view += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"memory": self.memory}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.memory.copy_(state["memory"])
-        self.view += 1  # what followed the save
-
-
 class Jitter(Callback):
     """Changes batches by what the generators of the training process give."""
 

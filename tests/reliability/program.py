@@ -32,7 +32,6 @@ from tests.reliability.parts import (
     Slow,
     Spoil,
     TellBegin,
-    Wide,
 )
 from tests.reliability.toy_task import PAUSE_S, Net, Samples
 
@@ -79,8 +78,6 @@ class Plan:
         full_from: Step from which on the disk is full.
         full_to: Step from which on it is not.
         pad: Numbers that the model holds besides, to make its checkpoints large.
-        wide: Numbers of a callback that writes them past torch's knowledge right after each save;
-            states of any size are then frozen for the process that writes them.
         memory: Steps between snapshots in memory; 0 = none.
         memory_path: Their folder.
     """
@@ -114,7 +111,6 @@ class Plan:
     full_from: int | None = None
     full_to: int = 0
     pad: int = 0
-    wide: int = 0
     memory: int = 0
     memory_path: str | None = None
 
@@ -130,7 +126,6 @@ def trainer_of(plan: Plan) -> Trainer:
     callbacks: list[Any] = [Jitter(), events]
     callbacks += [TellBegin(events)] if plan.memory else []
     callbacks += [Ema()] if plan.ema else []
-    callbacks += [Wide(plan.wide)] if plan.wide else []
     callbacks += [] if plan.policy is None else [check_loss(plan.policy)]
     callbacks += [Spoil(plan.bad_batches)] if plan.bad_batches else []
     callbacks += [] if plan.keep is None else [KeepNCheckpoints(plan.keep)]
@@ -143,9 +138,6 @@ def trainer_of(plan: Plan) -> Trainer:
     later: dict[str, Any] = {"asynchronous": True} if plan.asynchronous else {}
     if plan.memory:
         later["memory"] = {"steps": plan.memory, "path": plan.memory_path}
-    checkpoint = Checkpoint(steps=plan.every, checkpoint_root=plan.root, **later)
-    if plan.wide:
-        checkpoint._saving._background._least_frozen = 0
     return Trainer(
         progress="none",
         device="cpu",
@@ -158,7 +150,7 @@ def trainer_of(plan: Plan) -> Trainer:
             eval_frequency=5 if plan.validate else None,
             **{plan.length: plan.steps},
         ),
-        checkpoint=checkpoint,
+        checkpoint=Checkpoint(steps=plan.every, checkpoint_root=plan.root, **later),
         callbacks=[*callbacks, Die(plan.die_at, plan.save_after_batch)],
         loggers=[JsonlLogger()],
         seed=7,
@@ -200,14 +192,13 @@ def run(plan: Plan) -> int:
 
 def result_of(trainer: Trainer, plan: Plan) -> dict[str, Any]:
     """Return what has to be equal, however often the run was interrupted."""
-    ema, wide = trainer.get_callback(Ema), trainer.get_callback(Wide)
+    ema = trainer.get_callback(Ema)
     return {
         "step": trainer.global_step,
         "weights": digest(trainer.model.state_dict()),
         "optimizer": digest(trainer.optimizer.state_dict()),
         "schedulers": digest([scheduler.state_dict() for scheduler in trainer.schedulers]),
         "ema": None if ema is None else digest(ema.average),
-        "wide": None if wide is None else digest(wide.memory),
         "metrics": metrics_digest(Path(plan.folder) / "metrics.jsonl"),
     }
 
