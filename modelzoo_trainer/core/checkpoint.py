@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
 
 from typing_extensions import override
 
@@ -28,22 +27,16 @@ from modelzoo_trainer.checkpointing.restoring import parts_of, restoring
 from modelzoo_trainer.checkpointing.stores.urls import is_url, parse_url
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.model import ModelCallback
+from modelzoo_trainer.core.parts.checkpoint_choice import CheckpointChoice
 from modelzoo_trainer.core.parts.checkpoint_writer import (
     CheckpointSaver,
     CheckpointSchedule,
     facts_of,
     prepare,
-    was_written_before,
 )
 from modelzoo_trainer.core.parts.memory_snapshots import MemorySettings, MemorySnapshots
 from modelzoo_trainer.core.parts.named_checkpoints import (
-    BEST,
-    LAST,
-    best_in,
     listed,
-    none_in,
-    note_best,
-    note_untrained,
 )
 from modelzoo_trainer.core.parts.states import like_of, log_skipped, part_of
 from modelzoo_trainer.core.run_lock import FolderLock
@@ -176,19 +169,10 @@ class Checkpoint(CoreCallback, Interceptable):
         self._lock = FolderLock("checkpoint_root")
         self._saved: tuple[Path | None, int | None] = (None, None)  # path, step
         self._has_written = False  # in this fit
-        self._others: frozenset[Path] = frozenset()
         self._begun: tuple[Path | None, int | None] = (None, None)
-        self._not_fresh: WeakSet[Trainer] = (
-            WeakSet()
-        )  # trainers that have trained or loaded something
-        self._found: tuple[Path, StateDict] | None = None
         self._parts: frozenset[str] = frozenset()  # of the last checkpoint, as it was read
         self._is_partial = False
-        self._damaged: set[Path] = set()
-        self._num_validations = 0  # that are running
-        self._noted_untrained = 0  # the level of the message; 0 = none yet
-        self.is_own = False
-        """Whether the chosen checkpoint is the newest one of this run's folder."""
+        self._choice = CheckpointChoice()
 
     # ---- names
 
@@ -226,187 +210,21 @@ class Checkpoint(CoreCallback, Interceptable):
         """
         return bool(checkpointing.candidates(root, self._pattern()))
 
+    def candidates(self, trainer: Trainer) -> list[Path]:
+        """Return the checkpoints of the folder by their names, newest first, intact or not.
+
+        Raises:
+            CheckpointError: If the folder cannot be listed.
+        """
+        return checkpointing.candidates(self.root(trainer), self._pattern())
+
     def _pattern(self) -> re.Pattern[str]:
         return name_pattern(self.checkpoint_name)
 
-    def choose(self, trainer: Trainer, ckpt_path: Any) -> Path | None:
-        """Return the checkpoint of a `ckpt_path` argument.
-
-        None = none; Ellipsis = the newest intact one, if autoload is enabled and this trainer has
-        neither trained nor loaded anything yet; "last" = that one in any case, if there is one, and
-        required unless a fit begins; "best" = the best one of `SaveBest`.
-
-        Raises:
-            CheckpointError: If there are checkpoints but none is intact, or none of that name.
-            ConfigError: If it is none of these.
-        """
-        is_restart = (
-            trainer.is_resuming and self._is_fresh(trainer) and trainer.autorestart.is_restart
-        )
-        _check_kind(ckpt_path)
-        if self._num_validations and trainer.is_fitting and ckpt_path not in (None, ...):
-            raise ConfigError(
-                f"ckpt_path: {str(ckpt_path)!r} cannot be validated while fit is running: it would "
-                f"replace the weights and the state that are being trained. Validate it after the "
-                f"fit or in another Trainer; without ckpt_path, the current weights are used."
-            )
-        self.is_own = ckpt_path in (..., LAST) or is_restart
-        self._found = None
-        backend = trainer.backend
-        path = self._choose(trainer, ckpt_path, is_restart) if backend.comm.is_main else None
-        path, self.is_own = trainer.object_store.shared(trainer, [path, self.is_own])
-        return path  # type: ignore[no-any-return]  # that path
-
-    def _is_fresh(self, trainer: Trainer) -> bool:
-        return trainer not in self._not_fresh
-
-    def _choose(self, trainer: Trainer, ckpt_path: Any, is_restart: bool) -> Path | None:
-        if not self.is_own:
-            return None if ckpt_path is None else self._chosen(trainer, ckpt_path)
-        is_default = self.autoload_last_checkpoint and self._is_fresh(trainer)
-        if is_default or is_restart or ckpt_path == LAST:
-            # A restarted run has already started from its ckpt_path.
-            self._found = self._last_written(trainer) if ckpt_path is not ... else None
-            self._found = self._found or self._newest_intact(trainer)
-            self._found = self._in_memory(trainer) or self._found
-            self._warn_of_others(trainer)
-            if self._found is None and ckpt_path not in (..., LAST, None):
-                self.is_own = False  # it has ended before its first checkpoint
-                return self._chosen(trainer, ckpt_path)
-        if self._found is None:
-            self._require_last(trainer, ckpt_path)
-            if not (trainer.is_resuming or trainer.global_step) and self._is_fresh(trainer):
-                self._noted_untrained = note_untrained(
-                    trainer, self.root(trainer), self.checkpoint_name, self._noted_untrained
-                )
-            return None
-        if not trainer.is_resuming and ckpt_path is ...:
-            note_best(trainer, self.root(trainer), self._found[0])
-        return self._found[0]
-
-    def _require_last(self, trainer: Trainer, ckpt_path: Any) -> None:
-        """Raise an error if a validation of the last checkpoint finds none."""
-        if ckpt_path == LAST and not trainer.is_resuming:
-            raise NoCheckpoint(f"ckpt_path: 'last': {none_in(self.root(trainer))}")
-
-    def _chosen(self, trainer: Trainer, ckpt_path: Any) -> Path:
-        """Return the checkpoint that a user chose, by its path or as the best one."""
-        is_best = isinstance(ckpt_path, str) and ckpt_path == BEST
-        root = self.root(trainer)
-        path = best_in(trainer, root) if is_best else trainer.object_store.checkpoint_at(ckpt_path)
-        return self._checked_start(trainer, path)
-
-    def _warn_of_others(self, trainer: Trainer) -> None:
-        """Warn if the checkpoint is of another run, or only other names are in the folder."""
-        if self._found is not None:
-            path, state = self._found
-            if state.get("model_dir", self._home(trainer)) != self._home(trainer):
-                log.warning(
-                    "%s was saved by a run in another model_dir, %s. Give each run its own "
-                    "checkpoint_root.",
-                    path,
-                    os.path.normpath(self.root(trainer) / state["model_dir"]),
-                )
-        elif trainer.is_resuming and (others := checkpointing.list_checkpoints(self.root(trainer))):
-            log.warning(
-                "Starting at step 0: no checkpoint in %s matches checkpoint.checkpoint_name %r "
-                "(found: %d with other names, such as %s). To resume from one, pass its path as "
-                "ckpt_path.",
-                self.root(trainer),
-                self.checkpoint_name,
-                len(others),
-                others[-1].path.name,
-            )
-
-    def _in_memory(self, trainer: Trainer) -> tuple[Path, StateDict] | None:
-        """Return the newest intact snapshot and its content, if newer than any checkpoint."""
-        if self.memory is None or not trainer.is_resuming:
-            return None
-        newest = self.get_latest_checkpoint(trainer)
-        for path in self.memory.newer_than(trainer, newest):
-            try:
-                found = path, _content(path, trainer)
-            except CheckpointError as error:
-                log.warning("Skipped %s: %s", path, error)
-                continue
-            than = "there is no checkpoint" if newest is None else f"newer than {newest.name}"
-            step = checkpointing.read_manifest(path).step
-            log.info("Resuming from step %d, which is in memory (%s).", step, than)
-            return found
-        return None
-
-    def _home(self, trainer: Trainer) -> str | None:
+    def home(self, trainer: Trainer) -> str | None:
         """Return the path of `model_dir` relative to the checkpoint folder; None = the same."""
         root, home = os.path.realpath(self.root(trainer)), os.path.realpath(trainer.model_dir)
         return None if root == home else os.path.relpath(home, root)
-
-    def _last_written(self, trainer: Trainer) -> tuple[Path, StateDict] | None:
-        """Return the last checkpoint of the previous attempt and its content, if intact."""
-        path = trainer.autorestart.last_checkpoint
-        if path is None:
-            return None
-        try:
-            return path, _content(path, trainer)
-        except CheckpointError as error:
-            log.warning("Skipped %s: %s", path, error)
-            return None
-
-    def _checked_start(self, trainer: Trainer, path: Path) -> Path:
-        """Return the checkpoint that a user chose; warn if the folder has others."""
-        own = self.get_latest_checkpoint(trainer) if trainer.is_resuming else None
-        if self._is_fresh(trainer) and own is not None and own.resolve() != path.resolve():
-            log.warning(
-                "Starting from ckpt_path=%s although the folder already contains %s; omit "
-                "ckpt_path to resume from that.",
-                path,
-                own,
-            )
-        return path
-
-    def to_roll_back_to(self, trainer: Trainer, step: int) -> Path | None:
-        """Return the newest intact checkpoint before a step's first batch, or None.
-
-        `step` is the bad `global_step`; this fit never loads checkpoints written after its start.
-        """
-        self.finish(trainer)
-        self._found = None
-        if trainer.backend.comm.is_main:
-            paths = checkpointing.candidates(self.root(trainer), self._pattern())
-            self._others |= {path for path in paths if not was_written_before(path, step)}
-            self._found = self._newest_intact(trainer, self._others)
-        path = None if self._found is None else self._found[0]
-        if self.memory is not None:
-            self.memory.forget(trainer)
-        return trainer.object_store.shared(trainer, path)  # type: ignore[no-any-return]  # that path
-
-    def _newest_intact(
-        self, trainer: Trainer, others: frozenset[Path] = frozenset()
-    ) -> tuple[Path, StateDict] | None:
-        """Return the newest intact checkpoint and its content.
-
-        Raises:
-            CheckpointError: If there are some, but none is intact, or a newer one is of a newer
-                format.
-        """
-        root = self.root(trainer)
-        damaged = []
-        self._damaged.clear()
-        for path in checkpointing.candidates(root, self._pattern()):
-            if path in others:
-                continue
-            refuse_newer(path)
-            try:
-                return path, _content(path, trainer)
-            except CheckpointError as error:
-                log.warning("Skipped %s: %s", path, error)
-                self._damaged.add(path)
-                damaged.append(f"  {path.name}: {error}")
-        if damaged:
-            raise CheckpointError(
-                f"No checkpoint in {str(root)!r} is intact:\n" + "\n".join(damaged) + "\nMove them "
-                "away to start from scratch, or choose another one with ckpt_path."
-            )
-        return None
 
     def all_of(self, trainer: Trainer) -> list[Path]:
         """Return all checkpoints of the folder, by step.
@@ -416,7 +234,7 @@ class Checkpoint(CoreCallback, Interceptable):
         """
         pattern = self._pattern()
         if trainer.backend.comm.is_main:
-            for path in checkpointing.candidates(self.root(trainer), pattern):
+            for path in self.candidates(trainer):
                 refuse_newer(path)
         listed = checkpointing.list_checkpoints(self.root(trainer))
         own = [info.path for info in listed if pattern.fullmatch(info.path.name)]
@@ -429,35 +247,31 @@ class Checkpoint(CoreCallback, Interceptable):
             )
         return found
 
+    # ---- which one
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the chosen checkpoint is the newest one of this run's folder."""
+        return self._choice.is_own
+
+    def choose(self, trainer: Trainer, ckpt_path: Any) -> Path | None:
+        """Return the checkpoint of a `ckpt_path` argument, as `CheckpointChoice.choose`."""
+        return self._choice.choose(trainer, ckpt_path)
+
     def require_any(self, trainer: Trainer, method: str, ckpt_path: Any) -> None:
-        """Check that a validation has a checkpoint to load, before it begins.
+        """Check that a validation has one to load, as `CheckpointChoice.require_any`."""
+        self._choice.require_any(trainer, method, ckpt_path)
 
-        `method`: "validate", "test" or "predict". Without a `ckpt_path` (`...`), a no-op if one has
-        been loaded already.
+    def to_roll_back_to(self, trainer: Trainer, step: int) -> Path | None:
+        """Return the newest intact checkpoint before a step's first batch, or None.
 
-        Raises:
-            ConfigError: If there is none, or none of that name.
+        `step` is the bad `global_step`; this fit never loads checkpoints written after its start.
         """
-        root = self.root(trainer)
-        if trainer.backend.comm.is_main and ckpt_path == BEST:
-            best_in(trainer, root)
-        if trainer.backend.comm.is_main and ckpt_path == LAST and not self.is_any_in(root):
-            self._require_last(trainer, LAST)
-        if ckpt_path is not ...:
-            return
-        if not self._is_fresh(trainer) or not trainer.backend.caps.holds_values:
-            return
-        why = "checkpoint.autoload_last_checkpoint is false."
-        is_any = False
-        if self.autoload_last_checkpoint:
-            why = none_in(root)
-            is_any = trainer.backend.comm.is_main and self.is_any_in(root)
-        if not trainer.backend.comm.broadcast_object(is_any):
-            raise ConfigError(
-                f"There are no weights to {method}: ckpt_path is not set, and {why} Pass "
-                f"--checkpoint_path, or set {method}.ckpt_path in the YAML file; null uses the "
-                f"untrained weights."
-            )
+        self.finish(trainer)
+        path = self._choice.before(trainer, step)
+        if self.memory is not None:
+            self.memory.forget(trainer)
+        return trainer.object_store.shared(trainer, path)  # type: ignore[no-any-return]  # that path
 
     # ---- when
 
@@ -471,7 +285,7 @@ class Checkpoint(CoreCallback, Interceptable):
         loop: Any,
     ) -> None:
         self._saved, self._has_written = (None, None), False
-        if self._writes(trainer) and self._home(trainer) is not None:
+        if self._writes(trainer) and self.home(trainer) is not None:
             stack.callback(self._lock.release)
             self._lock.take(self.root(trainer))
             self._lock.begin_fit(stack)
@@ -481,7 +295,7 @@ class Checkpoint(CoreCallback, Interceptable):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._count_validation(stack)
+        stack.enter_context(self._choice.validating())
 
     @override
     def on_enter_validate_all(
@@ -492,11 +306,7 @@ class Checkpoint(CoreCallback, Interceptable):
         loop: Any,
         ckpt_paths: list[Any],
     ) -> None:
-        self._count_validation(stack)
-
-    def _count_validation(self, stack: ExitStack) -> None:
-        self._num_validations += 1
-        stack.callback(lambda: setattr(self, "_num_validations", self._num_validations - 1))
+        stack.enter_context(self._choice.validating())
 
     def _writes(self, trainer: Trainer) -> bool:
         """Return whether this process will write checkpoints in a fit."""
@@ -508,14 +318,14 @@ class Checkpoint(CoreCallback, Interceptable):
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
         if self._writes(trainer):
-            is_locked = self._lock.is_held or self._home(trainer) is None
+            is_locked = self._lock.is_held or self.home(trainer) is None
             prepare(self.root(trainer), trainer, is_locked=is_locked)
             self._mend_latest(trainer)
             checkpointing.forget_deleted(self.root(trainer))
-        if self.save_initial_checkpoint and self._is_fresh(trainer):
+        if self.save_initial_checkpoint and self._choice.is_fresh(trainer):
             self._save(trainer, wait=True)
-        self._not_fresh.add(trainer)
-        self._others = self._others_of(trainer)
+        self._choice.note_used(trainer)
+        self._choice.begin_fit(trainer)
         self._prepare_memory(trainer)
         if not self._has_written:
             begun = self._begun[0] if self._begins_here(trainer) else None
@@ -540,7 +350,7 @@ class Checkpoint(CoreCallback, Interceptable):
         """Point `latest` to the newest checkpoint that is not known to be damaged."""
         listed = checkpointing.list_checkpoints(self.root(trainer))
         paths = [info.path for info in listed if self._pattern().fullmatch(info.path.name)]
-        intact = [path for path in paths if path not in self._damaged]
+        intact = [path for path in paths if path not in self._choice.damaged]
         checkpointing.mend_latest(self.root(trainer), intact[-1].name if intact else None)
 
     @property
@@ -554,16 +364,6 @@ class Checkpoint(CoreCallback, Interceptable):
         if path is None or step != trainer.global_step or self._is_snapshot(trainer, path):
             return False
         return self.is_in_folder(trainer, path)
-
-    def _others_of(self, trainer: Trainer) -> frozenset[Path]:
-        """Return the checkpoints of other runs in the folder; a fit never rolls back to them."""
-        if self.is_own:
-            return frozenset()
-        found = checkpointing.candidates(self.root(trainer), self._pattern())
-        begun, step = self._begun
-        return frozenset(
-            path for path in found if path.resolve() != begun or step != trainer.global_step
-        )
 
     @property
     def saves_at_end(self) -> bool:
@@ -723,7 +523,7 @@ class Checkpoint(CoreCallback, Interceptable):
         states = {name: callback.state_dict() for name, callback in trainer.stateful_callbacks()}
         if states:
             state_dict["callbacks"] = trainer.backend.state_view(states)
-        home = self._home(trainer)
+        home = self.home(trainer)
         if home is not None:
             state_dict["model_dir"] = home
 
@@ -741,7 +541,7 @@ class Checkpoint(CoreCallback, Interceptable):
         )
         if skipped and not trainer.summary.is_evaluation:
             log_skipped(trainer, skipped)
-        self._not_fresh.add(trainer)  # also if loading fails halfway
+        self._choice.note_used(trainer)  # also if loading fails halfway
         if path is not None:
             log.info("Loaded checkpoint %s.", shown_path(path))
 
@@ -793,15 +593,15 @@ class Checkpoint(CoreCallback, Interceptable):
         Raises:
             CheckpointError: If it does not exist, is damaged, or has another format.
         """
-        found, self._found = self._found, None
+        verified = self._choice.taken(path)
         refuse_without_weights(path)
         group = trainer.backend.comm.process_group
         trainer.object_store.bring(trainer, path)
         if group is not None and not checkpointing.holds_weights(path) and path.exists():
             self._saving.finish()  # a pending one uses the same process group
             state = checkpointing.load_like(path, like_of(trainer), process_group=group)
-        elif found is not None and found[0] == path:
-            state = found[1]
+        elif verified is not None:
+            state = verified
         elif not path.exists():
             raise NoCheckpoint(
                 f"ckpt_path: {str(path)!r} does not exist. {self._instead_of(trainer, path)}"
@@ -852,30 +652,3 @@ class Checkpoint(CoreCallback, Interceptable):
         if newest is None or self.is_in_folder(trainer, path):
             return listed(path.parent)
         return f"{listed(path.parent)} Newest checkpoint of this run: {str(newest)!r}."
-
-
-def _check_kind(ckpt_path: Any) -> None:
-    """Raise a `ConfigError` for a `ckpt_path` of another type, such as True."""
-    if ckpt_path is None or ckpt_path is ... or isinstance(ckpt_path, (str, os.PathLike)):
-        return
-    given = repr(ckpt_path) if isinstance(ckpt_path, bool) else f"a {type(ckpt_path).__name__}"
-    raise ConfigError(
-        f"ckpt_path got {given}. Pass a path, 'last', 'best', or None for the current weights; "
-        f"omit it to use the newest checkpoint of this run, if there is one."
-    )
-
-
-def _content(path: Path, trainer: Trainer) -> StateDict:
-    """Verify a checkpoint and return its content, empty if several processes will load it.
-
-    Called by the main process, before `ObjectStore.shared`.
-
-    Raises:
-        CheckpointError: If it is damaged.
-    """
-    if trainer.backend.comm.process_group is None:
-        return checkpointing.load(path)
-    problems = trainer.object_store.verify(trainer, path)
-    if problems:
-        raise CheckpointError("; ".join(problems))
-    return {}

@@ -112,12 +112,12 @@ def best_in(trainer: Trainer, root: Path) -> Path:
     return min(fitting, key=lambda one: sign * one.value).path
 
 
-def note_best(trainer: Trainer, root: Path, used: Path) -> None:
+def note_best(trainer: Trainer, used: Path) -> None:
     """Log that a validation uses the newest checkpoint although there is a best one."""
     if not any(getattr(one, "load_best", False) for one in trainer.all_callbacks):
         return
     try:
-        best = best_in(trainer, root)
+        best = best_in(trainer, trainer.checkpoint.root(trainer))
     except (ConfigError, NewerFormat):
         return
     log.info(
@@ -128,18 +128,14 @@ def note_best(trainer: Trainer, root: Path, used: Path) -> None:
     )
 
 
-def note_untrained(trainer: Trainer, root: Path, pattern: str, noted: int) -> int:
+def note_untrained(trainer: Trainer, noted: int) -> int:
     """Log that a validation or `predict` uses the weights that the model was created with.
 
     It is a warning unless the program passed a model object, whose weights it may have loaded, and
     either there is no optimizer or it only validates.
 
-    Args:
-        trainer: The trainer.
-        root: The folder of the checkpoints.
-        pattern: How they are named.
-        noted: The level at which it was logged before; 0 = it was not. Nothing is logged again
-            unless the level is higher.
+    `noted`: the level at which it was logged before; 0 = it was not. Nothing is logged again unless
+    the level is higher.
 
     Returns:
         The highest level at which it was logged.
@@ -152,11 +148,13 @@ def note_untrained(trainer: Trainer, root: Path, pattern: str, noted: int) -> in
     level = logging.WARNING if is_to_train or not model.was_object else logging.INFO
     if level <= noted:
         return noted
+    checkpoint = trainer.checkpoint
+    root = checkpoint.root(trainer)
     why = f"there is no checkpoint in {shown_path(root)}"
-    if not trainer.checkpoint.autoload_last_checkpoint:
+    if not checkpoint.autoload_last_checkpoint:
         why = "checkpoint.autoload_last_checkpoint is false"
     elif checkpointing.list_checkpoints(root):
-        why = f"no checkpoint in {shown_path(root)} is named like {pattern!r}"
+        why = f"no checkpoint in {shown_path(root)} is named like {checkpoint.checkpoint_name!r}"
     log.log(
         level,
         "No checkpoint was loaded into %s: %s. It is untrained, unless your program has trained it "
