@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from modelzoo_trainer.checkpointing.shard_writing import CheckpointSavePlanner
     from modelzoo_trainer.checkpointing.state_json import check_savable, state_bytes
     from modelzoo_trainer.checkpointing.transaction import CheckpointTransaction
+    from modelzoo_trainer.checkpointing.weight_readers import (
+        WeightsReader,
+        register_weights_reader,
+    )
     from modelzoo_trainer.checkpointing.weights import (
         export,
         holds_weights,
@@ -60,6 +64,7 @@ _HOMES: Final = {
     "checkpointing.shard_writing": ("CheckpointSavePlanner",),
     "checkpointing.state_json": ("check_savable", "state_bytes"),
     "checkpointing.transaction": ("CheckpointTransaction",),
+    "checkpointing.weight_readers": ("WeightsReader", "register_weights_reader"),
     "checkpointing.weights": ("export", "holds_weights", "read_weights", "write_weights"),
 }
 
@@ -74,6 +79,7 @@ __all__ = [
     "LazyTensor",
     "LazyWeights",
     "Manifest",
+    "WeightsReader",
     "candidates",
     "check_savable",
     "clean",
@@ -96,6 +102,7 @@ __all__ = [
     "probe",
     "read_manifest",
     "read_weights",
+    "register_weights_reader",
     "save",
     "save_sharded",
     "state_bytes",

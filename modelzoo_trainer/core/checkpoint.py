@@ -25,6 +25,7 @@ from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem, refuse_newer
 from modelzoo_trainer.checkpointing.restoring import parts_of, restoring
 from modelzoo_trainer.checkpointing.stores.urls import is_url, parse_url
+from modelzoo_trainer.checkpointing.weight_readers import read_weights_for
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.parts.checkpoint_choice import CheckpointChoice
@@ -48,7 +49,6 @@ from modelzoo_trainer.errors import (
 )
 from modelzoo_trainer.hooks.interceptors import Interceptable, event
 from modelzoo_trainer.hooks.states import load_states
-from modelzoo_trainer.zoo.conversion.loading import read_weights_for, refuse_without_weights
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -587,17 +587,21 @@ class Checkpoint(CoreCallback, Interceptable):
     def read(self, trainer: Trainer, path: Path) -> StateDict:
         """Verify a checkpoint and return its content.
 
-        A `.safetensors` file, or a folder with one, has only weights. They are read later, one
-        tensor at a time, when their values are needed.
+        A file of weights, or a folder with them, has nothing else. They are read later, one tensor
+        at a time, when their values are needed. `checkpointing.register_weights_reader` adds
+        formats.
 
         Raises:
             CheckpointError: If it does not exist, is damaged, or has another format.
         """
         verified = self._choice.taken(path)
-        refuse_without_weights(path)
         group = trainer.backend.comm.process_group
         trainer.object_store.bring(trainer, path)
-        if group is not None and not checkpointing.holds_weights(path) and path.exists():
+        weights = read_weights_for(trainer.model, path)
+        state: StateDict
+        if weights is not None:
+            state = {"model": weights}
+        elif group is not None and path.exists():
             self._saving.finish()  # a pending one uses the same process group
             state = checkpointing.load_like(path, like_of(trainer), process_group=group)
         elif verified is not None:
@@ -606,8 +610,6 @@ class Checkpoint(CoreCallback, Interceptable):
             raise NoCheckpoint(
                 f"ckpt_path: {str(path)!r} does not exist. {self._instead_of(trainer, path)}"
             )
-        elif checkpointing.holds_weights(path):
-            state = {"model": read_weights_for(trainer.model, path)}
         else:
             state = checkpointing.load(path)
         self._begun = path.resolve(), state.get("global_step")

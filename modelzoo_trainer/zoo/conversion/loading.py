@@ -1,4 +1,4 @@
-"""Files of weights for a model of this package, whatever names they have."""
+"""Weights of a folder of Hugging Face for a model of this package: a reader of weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from modelzoo_trainer.checkpointing.lazy_tensors import LazyTensor, lazy_state
-from modelzoo_trainer.checkpointing.lazy_weights import is_checkpoint, open_weights
+from modelzoo_trainer.checkpointing.lazy_tensors import LazyTensor
+from modelzoo_trainer.checkpointing.lazy_weights import open_weights
 from modelzoo_trainer.checkpointing.weights import holds_weights
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.hugging_face.folders import CONFIG_FILE, weight_files
@@ -24,14 +24,15 @@ _OF_TRAINING: Final = re.compile(r".*(dropout|pdrop).*|initializer_range|use_cac
 _LENGTHS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
 
 
-def read_weights_for(model: nn.Module, path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file or folder of weights by name, without reading them.
+def read_hugging_face(model: nn.Module, path: Path) -> dict[str, Tensor] | None:
+    """Return the tensors of a folder of Hugging Face for a decoder, or `Dpo` with one; unread.
 
-    Those of a folder of Hugging Face are translated if the model is a decoder of this package, or
-    `Dpo` with one.
+    A `checkpointing.WeightsReader`. None if the names need no translation: for other models, or if
+    they are those of this package.
 
     Raises:
-        ConfigError: If the model of the folder has other settings than the model, or is none.
+        ConfigError: If the model of the folder has other settings than the model, or is none; if
+            the folder has settings, but no weights.
         CheckpointError: If the files are damaged, or do not match config.json.
     """
     from modelzoo_trainer.zoo.models.decoder import (
@@ -39,26 +40,17 @@ def read_weights_for(model: nn.Module, path: Path) -> dict[str, Tensor]:
     )
 
     decoder = getattr(model, "policy_model", model)
-    is_theirs = path.is_dir() and (path / CONFIG_FILE).is_file()
+    is_theirs = (path / CONFIG_FILE).is_file()
+    if is_theirs and not holds_weights(path):
+        weight_files(path, key=_KEY)  # raises
     folder = path if path.is_dir() else path.parent
     if _is_of_transformers(decoder) and (folder / CONFIG_FILE).is_file():
         _check_theirs(decoder, folder)
     if not is_theirs or not isinstance(decoder, Decoder):
-        return lazy_state(open_weights(path))
-    weights = open_weights(path)
-    if "token_embeddings.weight" in weights.names():  # ours, with a config.json beside them
-        return lazy_state(weights)
+        return None
+    if "token_embeddings.weight" in open_weights(path).names():
+        return None  # ours, with a config.json beside them
     return _translated(decoder, path)
-
-
-def refuse_without_weights(path: Path) -> None:
-    """Refuse a folder of Hugging Face that has settings, but no weights.
-
-    Raises:
-        ConfigError: If it is one.
-    """
-    if (path / CONFIG_FILE).is_file() and not is_checkpoint(path) and not holds_weights(path):
-        weight_files(path, key=_KEY)
 
 
 def _is_of_transformers(model: Any) -> bool:

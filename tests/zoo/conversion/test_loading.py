@@ -11,9 +11,9 @@ import torch
 
 from modelzoo_trainer import Trainer
 from modelzoo_trainer.checkpointing.lazy_tensors import LazyTensor
+from modelzoo_trainer.checkpointing.weight_readers import read_weights_for
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.conversion.hugging_face import plan_export, write_export
-from modelzoo_trainer.zoo.conversion.loading import read_weights_for
 from modelzoo_trainer.zoo.models.dpo import Dpo
 from modelzoo_trainer.zoo.models.gpt2 import Gpt2
 from tests.zoo.conversion.test_command import MODEL
