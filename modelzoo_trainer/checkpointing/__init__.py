@@ -1,7 +1,7 @@
 """Checkpoints on disk: directories, committed atomically, verified when read, without pickle.
 
-Independent of the trainer. The names below are imported lazily, so that
-`python -m modelzoo_trainer.checkpointing` starts quickly.
+Independent of the trainer. The names below are imported lazily, so that `modelzoo-trainer
+checkpoint list` starts quickly.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from modelzoo_trainer.base.exit_codes import INTERRUPTED
 from modelzoo_trainer.base.sibling import require_sibling
 from modelzoo_trainer.base.stderr import open_missing_streams, say
-from modelzoo_trainer.cli import converting, inspecting
+from modelzoo_trainer.cli import inspecting
 from modelzoo_trainer.cli.distributed_run import (
     Report,
     end_with_launcher,
@@ -57,11 +57,9 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
         open_missing_streams()
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] == ["checkpoint"]:
-        from modelzoo_trainer.checkpointing.commands import main as run_checkpoint_command
+        from modelzoo_trainer.cli.checkpoints import main as run_checkpoint_command
 
-        return run_checkpoint_command(
-            words[1:], prog=f"{PROG} checkpoint", extend=converting.add_command
-        )
+        return run_checkpoint_command(words[1:])
     apart = _APART.get(words[0]) if words else None
     if apart is not None:
         return apart(words[1:])

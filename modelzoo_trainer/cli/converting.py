@@ -30,7 +30,7 @@ def add_command(
         [str, Callable[[argparse.Namespace], int], str, Sequence[str]], argparse.ArgumentParser
     ],
 ) -> None:
-    """Add the command; see `checkpointing.commands.main`."""
+    """Add the command; `add` makes its parser from name, function, summary and examples."""
     command = add(
         "convert",
         run,

@@ -27,8 +27,8 @@ from modelzoo_trainer import (
 )
 from modelzoo_trainer.callbacks import LRFinder, ScopedTrainFlags
 from modelzoo_trainer.callbacks.lr_finder import suggested
-from modelzoo_trainer.checkpointing.compare import compare
 from modelzoo_trainer.optim.decay import LinearLR
+from modelzoo_trainer.tools.checkpoints.compare import compare
 from tests.doubles import History, Recorder, Scale, TinyModel, make_trainer, sgd, tiny_batches
 
 STEPS = 6

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from modelzoo_trainer.callbacks.run_snapshot import RunSnapshot
-from modelzoo_trainer.checkpointing.compare import compare
+from modelzoo_trainer.tools.checkpoints.compare import compare
 from tests.doubles import TinyModel, make_trainer, tiny_batches
 
 

@@ -22,7 +22,6 @@ from torch.distributed.tensor import zeros as sharded_zeros
 
 from modelzoo_trainer import CheckpointError, CheckpointMismatch, checkpointing
 from modelzoo_trainer.checkpointing import disk, sharded
-from modelzoo_trainer.checkpointing.compare import compare
 from modelzoo_trainer.checkpointing.distributed import (
     CheckpointReader,
     CheckpointWriter,
@@ -31,6 +30,7 @@ from modelzoo_trainer.checkpointing.distributed import (
     save_sharded,
 )
 from modelzoo_trainer.checkpointing.manifest import record_of
+from modelzoo_trainer.tools.checkpoints.compare import compare
 
 BIG = torch.arange(35.0).reshape(7, 5)
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -11,10 +11,10 @@ from torch import nn
 
 from modelzoo_trainer import CheckpointError, checkpointing
 from modelzoo_trainer.checkpointing import disk
-from modelzoo_trainer.checkpointing.commands import main
-from modelzoo_trainer.checkpointing.compare import compare
 from modelzoo_trainer.checkpointing.distributed import save_sharded
 from modelzoo_trainer.checkpointing.weights import export, read_part, read_weights
+from modelzoo_trainer.cli.checkpoints import main
+from modelzoo_trainer.tools.checkpoints.compare import compare
 
 
 class Tied(nn.Module):

@@ -7,10 +7,9 @@ import shlex
 
 import pytest
 
-from modelzoo_trainer.checkpointing import commands as checkpoint_commands
+from modelzoo_trainer.cli import checkpoints as checkpoint_commands
 from modelzoo_trainer.cli import parser
 from modelzoo_trainer.cli.command import main
-from modelzoo_trainer.cli.converting import add_command
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.options import OPTIONS
 from modelzoo_trainer.tools.foreign_configs.command import parser as config_parser
@@ -109,7 +108,7 @@ def test_the_help_of_a_run_lists_modes_and_exit_codes(helped, command):
 def test_the_examples_of_the_help_are_valid(helped, command):
     for _, *words in examples_in(helped(command)):
         if words[0] == "checkpoint":
-            checkpoint_commands._parser("x", add_command).parse_args(words[1:])
+            checkpoint_commands._parser().parse_args(words[1:])
         elif words[0] == "config":
             config_parser("x").parse_args(words[1:])
         elif words[0] != "report":  # which has arguments of its own
@@ -120,4 +119,4 @@ def test_the_examples_of_the_help_are_valid(helped, command):
 @pytest.mark.parametrize("command", CHECKPOINT)
 def test_the_examples_of_checkpoint_commands_are_valid(helped, command):
     for words in examples_in(helped(f"checkpoint {command}")):
-        checkpoint_commands._parser("x", add_command).parse_args(words[2:])
+        checkpoint_commands._parser().parse_args(words[2:])

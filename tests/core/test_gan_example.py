@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from modelzoo_trainer import Checkpoint, checkpointing
-from modelzoo_trainer.checkpointing.compare import compare
+from modelzoo_trainer.tools.checkpoints.compare import compare
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "gan.py"
 STEPS, SAVED_EVERY, KILLED_AT = 44, 5, 38  # an epoch has 32

@@ -10,10 +10,10 @@ from typing import Final
 
 from modelzoo_trainer.base.exit_codes import DONE, INTERRUPTED, WRONG_USE
 from modelzoo_trainer.base.stderr import say
-from modelzoo_trainer.checkpointing.overview import readable
-from modelzoo_trainer.checkpointing.store_arguments import local_path
 from modelzoo_trainer.checkpointing.stores.urls import is_url
 from modelzoo_trainer.errors import ConfigError, StoreError
+from modelzoo_trainer.tools.checkpoints.overview import readable
+from modelzoo_trainer.tools.checkpoints.store_arguments import local_path
 from modelzoo_trainer.tools.report.metric_names import short_names
 from modelzoo_trainer.tools.report.output import check_target, write_report
 from modelzoo_trainer.tools.report.page import page_and_notes, plotly_js

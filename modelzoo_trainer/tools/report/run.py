@@ -18,8 +18,8 @@ import numpy as np
 
 from modelzoo_trainer.base.regular_files import read_bytes
 from modelzoo_trainer.base.secrets import hide_in_text
-from modelzoo_trainer.checkpointing.overview import Overview, find_checkpoints
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.tools.checkpoints.overview import Overview, find_checkpoints
 from modelzoo_trainer.tools.report.metrics_file import STEP_KEYS, MetricsFile, Series, read_metrics
 from modelzoo_trainer.tools.report.run_log import HINT, Record
 from modelzoo_trainer.tools.report.sessions import (

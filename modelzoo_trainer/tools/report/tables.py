@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from modelzoo_trainer.base.metric_direction import direction_of
-from modelzoo_trainer.checkpointing.overview import Overview, readable
+from modelzoo_trainer.tools.checkpoints.overview import Overview, readable
 from modelzoo_trainer.tools.report.data_size import with_samples_per_epoch
 from modelzoo_trainer.tools.report.metric_names import is_validation, natural
 from modelzoo_trainer.tools.report.metrics_file import Series

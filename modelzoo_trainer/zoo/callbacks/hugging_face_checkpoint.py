@@ -27,7 +27,6 @@ from modelzoo_trainer.callbacks.parts.side_checkpoints import (
     write_in_main,
 )
 from modelzoo_trainer.checkpointing.folder import hidden_name
-from modelzoo_trainer.checkpointing.lazy_checkpoint import open_model
 from modelzoo_trainer.core.checkpoint import saving
 from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 from modelzoo_trainer.zoo.conversion.adapter_folder import (
@@ -44,6 +43,7 @@ from modelzoo_trainer.zoo.conversion.hugging_face import (
     plan_export,
     write_export,
 )
+from modelzoo_trainer.zoo.conversion.lazy_checkpoint import open_model
 from modelzoo_trainer.zoo.conversion.tokenizer_files import TokenizerFiles, read_tokenizer
 from modelzoo_trainer.zoo.conversion.transformers_model import (
     TheirExport,

@@ -13,17 +13,17 @@ import torch
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.lazy_weights import SINGLE
-from modelzoo_trainer.checkpointing.weights_folder import (
-    TensorSpec,
-    new_folder,
-    num_bytes_of,
-    write_tensors,
-)
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.conversion.adapters import LoraLayer
 from modelzoo_trainer.zoo.conversion.engine import PartOf, Source
 from modelzoo_trainer.zoo.conversion.tokenizer_files import GENERATION, TokenizerFiles
 from modelzoo_trainer.zoo.conversion.transformers_model import FSDP, TheirModel
+from modelzoo_trainer.zoo.conversion.weights_folder import (
+    TensorSpec,
+    new_folder,
+    num_bytes_of,
+    write_tensors,
+)
 from modelzoo_trainer.zoo.models.hugging_face.adapters import (
     PlainNames,
     check_peft,

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module
 
-from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.zoo.conversion.engine import Source
+from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 from modelzoo_trainer.zoo.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.zoo.models.lora import LoraConfig, choose_layers
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.zoo.conversion.engine import Source
+from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 
 
 class Averaged:

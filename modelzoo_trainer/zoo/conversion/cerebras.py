@@ -14,7 +14,6 @@ from typing import Any, Final
 import torch
 
 from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
-from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.zoo.conversion.cerebras_experts import implementation_of, rule_of_experts
 from modelzoo_trainer.zoo.conversion.cerebras_models import aliases_of_model, rules_of_model
@@ -27,6 +26,7 @@ from modelzoo_trainer.zoo.conversion.engine import (
 )
 from modelzoo_trainer.zoo.conversion.families.bloom import OUR_SLOPES, Slopes
 from modelzoo_trainer.zoo.conversion.rules import Copy, InterleavedRows, Rule
+from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 from modelzoo_trainer.zoo.models.bert.settings import EncoderSettings
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.zoo.models.published_names import published_name

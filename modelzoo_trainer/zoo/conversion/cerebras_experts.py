@@ -21,8 +21,8 @@ from typing import Final
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.zoo.conversion.rules import Copy, Read, Rule, Stacked
+from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 from modelzoo_trainer.zoo.models.moe_settings import Implementation, MoeSettings
 
 _OURS: Final = re.compile(r"layers\.(\d+)\.ffn\.experts\.(up|gate|down)(_bias)?")

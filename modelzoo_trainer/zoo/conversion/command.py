@@ -11,19 +11,9 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from modelzoo_trainer.base.regular_files import require_files_inside
-from modelzoo_trainer.checkpointing.lazy_checkpoint import open_average, open_model
 from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, is_checkpoint, open_weights
 from modelzoo_trainer.checkpointing.manifest import SUFFIX
 from modelzoo_trainer.checkpointing.torch_file import SUFFIXES
-from modelzoo_trainer.checkpointing.weights_folder import (
-    Shape,
-    TensorSpec,
-    check_target,
-    new_folder,
-    num_bytes_of,
-    save_file,
-    write_tensors,
-)
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.conversion import cerebras
 from modelzoo_trainer.zoo.conversion.adapter_folder import plan_adapters, write_adapters
@@ -40,6 +30,7 @@ from modelzoo_trainer.zoo.conversion.hugging_face import (
     write_export,
     write_ours,
 )
+from modelzoo_trainer.zoo.conversion.lazy_checkpoint import open_average, open_model
 from modelzoo_trainer.zoo.conversion.model_settings import (
     MODEL_YAML,
     ModelSettings,
@@ -52,6 +43,15 @@ from modelzoo_trainer.zoo.conversion.transformers_model import (
     plan_transformers,
     tokenizer_beside,
     write_transformers,
+)
+from modelzoo_trainer.zoo.conversion.weights_folder import (
+    Shape,
+    TensorSpec,
+    check_target,
+    new_folder,
+    num_bytes_of,
+    save_file,
+    write_tensors,
 )
 from modelzoo_trainer.zoo.hugging_face.folders import CONFIG_FILE, SETTINGS_PATTERNS, local_folder
 from modelzoo_trainer.zoo.models.hugging_face.saving import shared_names

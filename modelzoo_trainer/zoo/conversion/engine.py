@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from modelzoo_trainer.checkpointing.weights_folder import Shape, TensorSpec
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.zoo.conversion.family import Family
 from modelzoo_trainer.zoo.conversion.rules import Copy, Rule, common_dtype
+from modelzoo_trainer.zoo.conversion.weights_folder import Shape, TensorSpec
 from modelzoo_trainer.zoo.models.decoder import Decoder
 
 _DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -12,13 +12,6 @@ import torch
 from torch import nn
 
 from modelzoo_trainer.checkpointing.lazy_weights import LazyWeights, open_weights
-from modelzoo_trainer.checkpointing.weights_folder import (
-    new_folder,
-    num_bytes_of,
-    write_json,
-    write_tensors,
-    write_text,
-)
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.conversion.engine import (
     OUR_EMBEDDING,
@@ -43,6 +36,13 @@ from modelzoo_trainer.zoo.conversion.tokenizer_files import (
     GENERATION,
     TokenizerFiles,
     read_tokenizer,
+)
+from modelzoo_trainer.zoo.conversion.weights_folder import (
+    new_folder,
+    num_bytes_of,
+    write_json,
+    write_tensors,
+    write_text,
 )
 from modelzoo_trainer.zoo.hugging_face.folders import read_config, weight_files
 from modelzoo_trainer.zoo.models.decoder import Decoder

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.checkpointing.weights_folder import Shape
+from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 
 Read = Callable[[int], Tensor]
 """Reads the i-th tensor of the side that a rule converts from; all have one dtype."""

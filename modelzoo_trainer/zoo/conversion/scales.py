@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.zoo.conversion.engine import OUR_EMBEDDING, OUR_HEAD, Source
+from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.zoo.models.parametrization import attention_scale, logits_scale
 

@@ -15,14 +15,6 @@ from torch import Tensor
 from torch.nn import Module
 
 from modelzoo_trainer.base.regular_files import require_inside
-from modelzoo_trainer.checkpointing.weights_folder import (
-    Shape,
-    TensorSpec,
-    new_folder,
-    num_bytes_of,
-    write_tensors,
-    write_text,
-)
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.zoo.conversion.adapters import LoraLayer, MergedAdapters
 from modelzoo_trainer.zoo.conversion.engine import PartOf, Source
@@ -30,6 +22,14 @@ from modelzoo_trainer.zoo.conversion.tokenizer_files import (
     GENERATION,
     TokenizerFiles,
     read_tokenizer,
+)
+from modelzoo_trainer.zoo.conversion.weights_folder import (
+    Shape,
+    TensorSpec,
+    new_folder,
+    num_bytes_of,
+    write_tensors,
+    write_text,
 )
 from modelzoo_trainer.zoo.hugging_face.stored_names import StoredTensors, on_disk
 from modelzoo_trainer.zoo.models.hugging_face.adapters import PlainNames

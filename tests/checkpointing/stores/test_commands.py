@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.checkpointing.commands import main
 from modelzoo_trainer.checkpointing.stores.mirror import Mirror, open_mirror
 from modelzoo_trainer.checkpointing.stores.pushing import Pusher
 from modelzoo_trainer.checkpointing.stores.store import open_store
 from modelzoo_trainer.checkpointing.stores.urls import StoreUrl
+from modelzoo_trainer.cli.checkpoints import main
 from modelzoo_trainer.tools.report.command import main as report
 
 _NUMBERS: Final = itertools.count()  # of buckets, which are kept in memory

@@ -11,15 +11,15 @@ import torch
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.distributed import load_into, save_sharded
-from modelzoo_trainer.checkpointing.lazy_checkpoint import open_model
 from modelzoo_trainer.checkpointing.manifest import read_manifest
-from modelzoo_trainer.checkpointing.overview import tensor_table
 from modelzoo_trainer.checkpointing.stores.cache import bound
 from modelzoo_trainer.checkpointing.stores.mirror import Mirror, mirror_of, open_mirror
 from modelzoo_trainer.checkpointing.stores.pulling import fetch, pull
 from modelzoo_trainer.checkpointing.stores.pushing import Pusher
 from modelzoo_trainer.checkpointing.stores.urls import StoreUrl
 from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
+from modelzoo_trainer.tools.checkpoints.overview import tensor_table
+from modelzoo_trainer.zoo.conversion.lazy_checkpoint import open_model
 
 pytest.importorskip("obstore")
 

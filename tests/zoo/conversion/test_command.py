@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from modelzoo_trainer.checkpointing import save, weights_folder
+from modelzoo_trainer.checkpointing import save
 from modelzoo_trainer.checkpointing.weights import read_weights, write_weights
 from modelzoo_trainer.cli.command import main
+from modelzoo_trainer.zoo.conversion import weights_folder
 from modelzoo_trainer.zoo.models.dpo import Dpo
 from modelzoo_trainer.zoo.models.gpt2 import Gpt2
 

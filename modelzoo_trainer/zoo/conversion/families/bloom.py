@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.zoo.conversion.family import Family
 from modelzoo_trainer.zoo.conversion.readers import ConfigReader, SettingsReader
 from modelzoo_trainer.zoo.conversion.rules import Read, Rule, blocks_by_group, fused_qkv, linear
+from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.zoo.models.position_bias import alibi_slopes
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.checkpointing.weights_folder import Shape
 from modelzoo_trainer.zoo.conversion.families.bert import ACTIVATIONS, THEIR_ACTIVATIONS
 from modelzoo_trainer.zoo.conversion.family import Family
 from modelzoo_trainer.zoo.conversion.readers import ConfigReader, ModelReader
 from modelzoo_trainer.zoo.conversion.rules import Copy, Read, Rule, linear
+from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 
 _LAYER: Final = {
     "attention.q_proj": "attention.attention.query",

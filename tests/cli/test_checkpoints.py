@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.checkpointing.commands import main
 from modelzoo_trainer.checkpointing.distributed import save_sharded
+from modelzoo_trainer.cli.checkpoints import main
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 
@@ -348,13 +348,13 @@ def test_help_has_an_example_of_each_command(capsys):
         main(["--help"])
     out = capsys.readouterr().out
     for command in ("list", "info", "verify", "diff", "export", "delete"):
-        assert f"modelzoo_trainer.checkpointing {command} runs/" in out
+        assert f"modelzoo-trainer checkpoint {command} runs/" in out
 
 
 @pytest.mark.parametrize("command", ["list", "info"])
 def test_it_answers_without_torch(run, command):
     code = (
-        "import sys; from modelzoo_trainer.checkpointing.commands import main;"
+        "import sys; from modelzoo_trainer.cli.checkpoints import main;"
         "code = main(sys.argv[1:]); sys.exit(3 if 'torch' in sys.modules else code)"
     )
     argv = [sys.executable, "-c", code, command, str(run / "checkpoint_10")]
@@ -362,15 +362,8 @@ def test_it_answers_without_torch(run, command):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_it_runs_as_a_module(run):
-    argv = [sys.executable, "-m", "modelzoo_trainer.checkpointing", "list", str(run)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "checkpoint_100" in done.stdout
-
-
 def test_a_reader_who_has_had_enough_is_no_failure(run):
-    command = f"{sys.executable} -m modelzoo_trainer.checkpointing list {run} | true"
+    command = f"{sys.executable} -m modelzoo_trainer checkpoint list {run} | true"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )

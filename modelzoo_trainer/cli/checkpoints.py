@@ -1,4 +1,4 @@
-"""The command line of checkpoints: list, info, verify, diff, export, delete, upload.
+"""The command `checkpoint`: list, info, verify, diff, export, convert, delete, upload.
 
 Commands import torch only if they need it, so that the others start quickly.
 """
@@ -14,7 +14,11 @@ from typing import Final, TypeAlias
 
 from modelzoo_trainer.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 from modelzoo_trainer.checkpointing.folder import LATEST
-from modelzoo_trainer.checkpointing.overview import (
+from modelzoo_trainer.checkpointing.stores.urls import is_url
+from modelzoo_trainer.cli import converting
+from modelzoo_trainer.cli.parser import PROG
+from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.tools.checkpoints.overview import (
     Overview,
     details,
     details_json,
@@ -24,11 +28,9 @@ from modelzoo_trainer.checkpointing.overview import (
     readable,
     table,
 )
-from modelzoo_trainer.checkpointing.store_arguments import bring_here, push_deletions, upload
-from modelzoo_trainer.checkpointing.stores.urls import is_url
-from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.tools.checkpoints.store_arguments import bring_here, push_deletions, upload
 
-_PROG: Final = "python -m modelzoo_trainer.checkpointing"
+_PROG: Final = f"{PROG} checkpoint"
 _EXAMPLES: Final = {
     "list": ("list runs/mnist", "list runs/mnist --verify"),
     "info": ("info runs/mnist/checkpoint_100", "info runs/mnist/latest --json"),
@@ -48,28 +50,16 @@ exit codes:
 
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
-Extend: TypeAlias = Callable[
-    [Callable[[str, Run, str, Sequence[str]], argparse.ArgumentParser]], None
-]
 
 
 class _WrongUse(Exception):
     """The command is invalid."""
 
 
-def main(
-    argv: Sequence[str] | None = None, *, prog: str = _PROG, extend: Extend | None = None
-) -> int:
-    """Run a command and return the exit code.
-
-    Args:
-        argv: The words after the program's name; None = those of this process.
-        prog: The program's name in help and messages.
-        extend: Adds further commands, given a function that makes the parser of one from its name,
-            what runs it, its summary and its examples.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Run a command, given the words after `checkpoint`, and return the exit code."""
     try:
-        options = _parser(prog, extend).parse_args(argv)
+        options = _parser().parse_args(argv)
         bring_here(options)
         run: Run = options.run
         return run(options)
@@ -89,13 +79,12 @@ def main(
         return INTERRUPTED
 
 
-def _parser(prog: str, extend: Extend | None) -> argparse.ArgumentParser:
-    more = "export, convert" if extend is not None else "export"
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=prog,
-        description=f"List, show, verify, compare, {more}, delete and upload checkpoints.\n"
-        f"A path may be the URL of an object store, such as s3://bucket/runs/a.",
-        epilog=_epilog(prog, [example for examples in _EXAMPLES.values() for example in examples]),
+        prog=_PROG,
+        description="List, show, verify, compare, export, convert, delete and upload checkpoints.\n"
+        "A path may be the URL of an object store, such as s3://bucket/runs/a.",
+        epilog=_epilog([example for examples in _EXAMPLES.values() for example in examples]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -106,7 +95,7 @@ def _parser(prog: str, extend: Extend | None) -> argparse.ArgumentParser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            epilog=_epilog(prog, examples or _EXAMPLES[name]),
+            epilog=_epilog(examples or _EXAMPLES[name]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -144,13 +133,12 @@ def _parser(prog: str, extend: Extend | None) -> argparse.ArgumentParser:
     )
     command = add("upload", _upload, "upload what a run on an object store could not upload")
     command.add_argument("path", metavar="FOLDER", type=_exact_path, help="the run's local copy")
-    if extend is not None:
-        extend(add)
+    converting.add_command(add)
     return parser
 
 
-def _epilog(prog: str, examples: Iterable[str]) -> str:
-    lines = "\n".join(f"  {prog} {example}" for example in examples)
+def _epilog(examples: Iterable[str]) -> str:
+    lines = "\n".join(f"  {_PROG} {example}" for example in examples)
     return f"examples:\n{lines}\n\n{_EXIT_CODES}"
 
 
@@ -214,8 +202,8 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _diff(options: argparse.Namespace) -> int:
     from modelzoo_trainer.checkpointing import load
-    from modelzoo_trainer.checkpointing.compare import compare
     from modelzoo_trainer.checkpointing.weights import read_part
+    from modelzoo_trainer.tools.checkpoints.compare import compare
 
     for path in (options.before, options.after):
         _check_is_folder(path)

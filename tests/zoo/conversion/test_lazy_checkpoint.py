@@ -11,8 +11,8 @@ from torch import Tensor
 
 from modelzoo_trainer.checkpointing import save
 from modelzoo_trainer.checkpointing.distributed import save_sharded
-from modelzoo_trainer.checkpointing.lazy_checkpoint import open_model
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.zoo.conversion.lazy_checkpoint import open_model
 from tests.distributed.engines import make_net, spread
 from tests.distributed.ranks import run_ranks
 

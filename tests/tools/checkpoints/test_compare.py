@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelzoo_trainer.checkpointing.compare import compare
+from modelzoo_trainer.tools.checkpoints.compare import compare
 
 
 def lines(before, after):

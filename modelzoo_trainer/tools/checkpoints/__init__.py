@@ -1,0 +1,1 @@
+"""Look at checkpoints: tables, differences, and checkpoints in object stores."""
