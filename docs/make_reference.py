@@ -23,8 +23,10 @@ import yaml
 from torch.nn import Module
 
 from modelzoo_trainer import callbacks, loggers
+from modelzoo_trainer.base.constraints import inert_fields
 from modelzoo_trainer.callback import Callback, hook_names
 from modelzoo_trainer.cli.command import main as run_command
+from modelzoo_trainer.config.json_schema.components import NO_EFFECT
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -406,6 +408,7 @@ def plain_lines(cls: type, head: str = "") -> Iterator[str]:
         if name not in ("optimizer", "model") or name in described
         if cls.__init__ is not object.__init__
     ]
+    rows.sort(key=lambda row: (row[3].startswith(NO_EFFECT[:-1]), bool(row[2])))
     yield from table(("argument", "type", "default", "meaning"), rows)
     if "Shapes" in page.sections:
         yield ""
@@ -415,7 +418,7 @@ def plain_lines(cls: type, head: str = "") -> Iterator[str]:
 
 def described_in(cls: type) -> dict[str, str]:
     """Return what is said of the arguments by a class and its bases."""
-    found: dict[str, str] = {}
+    found = {one.name: NO_EFFECT for one in inert_fields(cls)}
     for one in reversed(cls.__mro__):
         if one.__module__.startswith("modelzoo_trainer."):
             found |= parse(one).entries("Args")

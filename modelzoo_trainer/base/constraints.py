@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from itertools import chain, pairwise
 from numbers import Integral, Number
 from operator import or_
@@ -125,17 +125,34 @@ def _refuse_unknown(cls: type, given: Iterable[str], known: Collection[str]) -> 
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
-def checked_dataclass(cls: type[_T]) -> type[_T]:
+def checked_dataclass(cls: Any = None, /, *, kw_only: bool = False) -> Any:
     """Make a class a dataclass whose constructor checks its arguments, as `checked` does.
 
     It compares by identity. Defaults are only those of arguments: they are not class attributes.
+    Arguments that classes share, and their texts, are in a base class.
     """
+    if cls is None:
+        return functools.partial(checked_dataclass, kw_only=kw_only)
     cls.__annotations__ = inspect.get_annotations(cls, eval_str=True)  # names of its module
-    made: Any = checked()(dataclass(eq=False, repr=False)(cls))
+    made: Any = checked()(dataclass(eq=False, repr=False, kw_only=kw_only)(cls))
     for one in fields(made):
         if one.init and one.name in vars(made):
             delattr(made, one.name)
-    return cls
+    return made
+
+
+def without_effect(reason: str, default: Any = None) -> Any:
+    """Return a field of a `checked_dataclass` that is accepted, as published files have it.
+
+    Where it is described, its text is "No effect.", if no docstring has another.
+    """
+    return field(default=default, metadata={"reason": reason})
+
+
+def inert_fields(cls: Any) -> list[Field[Any]]:
+    """Return the fields of a class that have no effect, with the `reason` in `metadata`."""
+    found = getattr(cls, "__dataclass_fields__", {}).values()
+    return [one for one in found if "reason" in one.metadata]
 
 
 @functools.lru_cache(maxsize=512)

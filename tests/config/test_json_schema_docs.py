@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
+from modelzoo_trainer.base.constraints import checked_dataclass, without_effect
 from modelzoo_trainer.config.json_schema.components import argument_texts, summary
 
 
@@ -80,3 +82,21 @@ def test_a_function_has_arguments_too():
 def test_a_dataclass_without_a_docstring_says_nothing():
     assert summary(Record) == ""
     assert argument_texts(Record) == {}
+
+
+@checked_dataclass(kw_only=True)
+class Published:
+    """It takes old arguments.
+
+    Args:
+        steps: No effect; see `size`.
+    """
+
+    size: int
+    steps: Any = without_effect("the loop decides")
+    cache: bool = without_effect("there is none", default=True)
+
+
+def test_an_argument_without_effect_needs_no_text():
+    assert argument_texts(Published) == {"steps": "No effect; see `size`.", "cache": "No effect."}
+    assert Published(size=1).cache is True

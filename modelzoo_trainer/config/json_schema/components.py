@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from modelzoo_trainer.base.constraints import inert_fields
 from modelzoo_trainer.base.dtypes import aliases, dtype_name
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.loader import GROUPED
@@ -24,6 +25,7 @@ from modelzoo_trainer.config.names import NameTable
 from modelzoo_trainer.errors import ConfigError
 
 _IN_YAML: Final = {"None": "null", "True": "true", "False": "false"}
+NO_EFFECT: Final = "No effect."
 _ENTRY: Final = re.compile(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \(.*?\))?:(?: (.*))?")
 
 
@@ -42,7 +44,7 @@ def argument_texts(target: Any) -> dict[str, str]:
     for docstring in _docstrings(target):
         for name, text in _entries(docstring):
             found.setdefault(name, text)
-    return found
+    return {one.name: NO_EFFECT for one in inert_fields(target)} | found
 
 
 def _docstrings(target: Any) -> Iterator[str]:

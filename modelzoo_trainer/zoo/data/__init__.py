@@ -4,13 +4,19 @@ from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.loading.batches import batch_size_of
 from modelzoo_trainer.loading.sharded_stream import ShardedStream
 from modelzoo_trainer.loading.static_shapes import PadLastBatch, PadToBuckets, bucket_lengths
-from modelzoo_trainer.zoo.data.processor import DataProcessor, LoadingOptions, TensorRows
+from modelzoo_trainer.zoo.data.processor import (
+    DataProcessor,
+    LoadingArguments,
+    LoadingOptions,
+    TensorRows,
+)
 from modelzoo_trainer.zoo.data.registry import PROCESSORS, processor_class
 
 __all__ = [
     "PROCESSORS",
     "BatchDataset",
     "DataProcessor",
+    "LoadingArguments",
     "LoadingOptions",
     "PadLastBatch",
     "PadToBuckets",

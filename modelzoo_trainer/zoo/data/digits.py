@@ -3,41 +3,33 @@
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import NonNegativeSize, PositiveInt, Share, Size, checked
+from modelzoo_trainer.base.constraints import Share, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import event
 from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.processor import (
     DataProcessor,
-    LoadingOptions,
-    ShuffleSeed,
+    LoadingArguments,
     TensorRows,
 )
 
 
-class DigitsProcessor(DataProcessor):
+@checked_dataclass(kw_only=True)
+class DigitsProcessor(LoadingArguments, DataProcessor):
     """Load batches `(inputs, labels)` of the handwritten digits of scikit-learn.
 
     Args:
-        batch_size: Samples per batch and process, >= 1.
-        global_batch_size: Samples per batch over all processes, a multiple of their number; give
-            either this or `batch_size`.
         split: `train` or `val`, which are disjoint.
         val_fraction: Fraction of the images in `val`, between 0 and 1.
         split_seed: Seed of the split.
-        shuffle: Whether to shuffle.
-        shuffle_seed: Seed of the order.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether to drop a smaller last batch.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
 
     Shapes:
         inputs: (B, 8, 8), float32, 0 to 1. labels: (B,), int64, 0 to 9.
@@ -47,34 +39,13 @@ class DigitsProcessor(DataProcessor):
             scikit-learn is missing.
     """
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        batch_size: PositiveInt | None = None,
-        global_batch_size: PositiveInt | None = None,
-        split: Literal["train", "val"] = "train",
-        val_fraction: Share = 0.2,
-        split_seed: int = 0,
-        shuffle: bool = True,
-        shuffle_seed: ShuffleSeed = 0,
-        num_workers: NonNegativeSize = 0,
-        drop_last: bool = False,
-        prefetch_factor: Size | None = None,
-        persistent_workers: bool = False,
-    ) -> None:
-        self.options = LoadingOptions(
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed,
-            reshuffle=split == "train",
-            num_workers=num_workers,
-            drop_last=drop_last,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-        )
-        self._split = split, val_fraction, split_seed
+    split: Literal["train", "val"] = "train"
+    val_fraction: Share = 0.2
+    split_seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        self.options = self.loading_options(reshuffle=self.split == "train")
         self.dataset = self.process(*self.split_data(*self.load()))
 
     @event("load")
@@ -85,11 +56,10 @@ class DigitsProcessor(DataProcessor):
     @event("split")
     def split_data(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images and labels of the split."""
-        split, val_fraction, split_seed = self._split
-        generator = torch.Generator().manual_seed(split_seed)
+        generator = torch.Generator().manual_seed(self.split_seed)
         order = torch.randperm(len(images), generator=generator)
-        num_val = max(1, round(val_fraction * len(images)))
-        chosen = order[:num_val] if split == "val" else order[num_val:]
+        num_val = max(1, round(self.val_fraction * len(images)))
+        chosen = order[:num_val] if self.split == "val" else order[num_val:]
         return images[chosen], labels[chosen]
 
     @event("process")
@@ -97,14 +67,9 @@ class DigitsProcessor(DataProcessor):
         """Return the dataset of these images."""
         return TensorRows((images, labels))
 
-    @classmethod
-    def check_arguments(cls, **arguments: Any) -> list[str]:
-        """Check the arguments without loading; return what is missing on this machine.
-
-        Raises:
-            ConfigError: If neither or both batch sizes are given.
-        """
-        LoadingOptions.check(arguments)
+    @override
+    def missing(self) -> list[str]:
+        self.loading_options()
         return [] if find_spec("sklearn") is not None else [_NEEDS]
 
 

@@ -1,7 +1,9 @@
 """DataLoaders of data processors: sample order and common options."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sized
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, cast
 
 import torch
@@ -17,7 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from modelzoo_trainer.base.constraints import NonNegativeSize, PositiveInt, Size, checked
+from modelzoo_trainer.base.constraints import NonNegativeSize, PositiveInt, Size, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import Interceptable, event
 from modelzoo_trainer.loading.batch_dataset import BatchDataset, already_a_batch, collate_samples
@@ -26,10 +28,9 @@ from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 ShuffleSeed = Annotated[NonNegativeSize, Lt(2**63)]
 
 
-@checked()
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadingOptions:
-    """How samples are batched and loaded.
+@checked_dataclass(kw_only=True)
+class LoadingArguments:
+    """How samples are batched and loaded: arguments that data processors share.
 
     Args:
         batch_size: Samples per batch and process, >= 1.
@@ -37,25 +38,46 @@ class LoadingOptions:
             either this or `batch_size`.
         shuffle: Whether to shuffle.
         shuffle_seed: Seed of the order.
-        reshuffle: Whether each epoch has its own order.
         num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether to drop a smaller last batch, so that all have the same shape.
-        prefetch_factor: Batches that each worker prefetches; no effect without workers.
-        persistent_workers: Whether workers persist between epochs; no effect without workers.
-
-    Raises:
-        ConfigError: If a number is out of range, or neither or both batch sizes are given.
+        drop_last: Whether to drop a smaller last batch.
+        prefetch_factor: Batches that each worker prefetches.
+        persistent_workers: Whether workers persist between epochs.
     """
 
     batch_size: PositiveInt | None = None
     global_batch_size: PositiveInt | None = None
     shuffle: bool = False
     shuffle_seed: ShuffleSeed = 0
-    reshuffle: bool = True
     num_workers: NonNegativeSize = 0
     drop_last: bool = False
     prefetch_factor: Size | None = None
     persistent_workers: bool = False
+
+    def loading_options(self, *, reshuffle: bool = True) -> LoadingOptions:
+        """Return them as options; `reshuffle`: whether each epoch has its own order.
+
+        Raises:
+            ConfigError: If neither or both batch sizes are given.
+        """
+        given = {one.name: getattr(self, one.name) for one in fields(LoadingArguments)}
+        return LoadingOptions(**given, reshuffle=reshuffle)
+
+
+@checked_dataclass(kw_only=True)
+class LoadingOptions(LoadingArguments):
+    """How samples are batched and loaded.
+
+    Args:
+        drop_last: Whether to drop a smaller last batch, so that all have the same shape.
+        prefetch_factor: Batches that each worker prefetches; no effect without workers.
+        persistent_workers: Whether workers persist between epochs; no effect without workers.
+        reshuffle: Whether each epoch has its own order.
+
+    Raises:
+        ConfigError: If a number is out of range, or neither or both batch sizes are given.
+    """
+
+    reshuffle: bool = True
 
     def __post_init__(self) -> None:
         if (self.batch_size is None) == (self.global_batch_size is None):
@@ -76,19 +98,6 @@ class LoadingOptions:
     def size_name(self) -> str:
         """Name of the batch size argument that is given."""
         return "batch_size" if self.global_batch_size is None else "global_batch_size"
-
-    @classmethod
-    def check(cls, arguments: Mapping[str, Any]) -> None:
-        """Check the loading options among the arguments of a data processor.
-
-        Args:
-            arguments: All arguments of the processor by name.
-
-        Raises:
-            ConfigError: If a number is out of range, or neither or both batch sizes are given.
-        """
-        names = [field.name for field in fields(cls)]
-        cls(**{name: arguments[name] for name in names if name in arguments})
 
 
 def make_dataloader(
@@ -212,6 +221,27 @@ class DataProcessor(Interceptable):
         """
         del arguments
         return cls.model_lengths
+
+    @classmethod
+    def check_arguments(cls, **arguments: Any) -> list[str]:
+        """Check the arguments of a dataclass; return what is missing on this machine.
+
+        Raises:
+            ConfigError: If an argument is invalid, or arguments exclude each other.
+        """
+        unopened = object.__new__(cls)
+        known: Any = cls
+        vars(unopened).update({one.name: one.default for one in fields(known) if one.init})
+        vars(unopened).update(arguments)
+        return unopened.missing()
+
+    def missing(self) -> list[str]:
+        """Check the arguments without reading data; return what is missing on this machine.
+
+        Raises:
+            ConfigError: If an argument is invalid, or arguments exclude each other.
+        """
+        return []
 
     @event("create-dataloader")
     def create_dataloader(self) -> DataLoader[Any]:

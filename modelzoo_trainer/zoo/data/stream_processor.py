@@ -3,32 +3,79 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import field
 from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader
 
+from modelzoo_trainer.base.constraints import (
+    Flag,
+    NonNegativeSize,
+    PositiveInt,
+    Size,
+    checked_dataclass,
+    inert_fields,
+    without_effect,
+)
 from modelzoo_trainer.hooks.interceptors import event
 from modelzoo_trainer.loading.batch_dataset import already_a_batch
 from modelzoo_trainer.loading.stream import Member, StreamSampler
-from modelzoo_trainer.zoo.data.processor import DataProcessor
+from modelzoo_trainer.zoo.data.processor import (
+    DataProcessor,
+    LoadingOptions,
+    ShuffleSeed,
+)
 
 log = logging.getLogger("modelzoo_trainer.data")
+
+VOCAB_SIZE_IS_COMPARED: Final = "token ids are compared with the vocab_size of the model"
+ALL_ARE_SHUFFLED: Final = "shuffle puts all samples of all files into a random order"
+"""Reasons why arguments of published files have no effect."""
 
 _SAID: Final[set[str]] = set()
 
 
+@checked_dataclass(kw_only=True)
 class StreamProcessor(DataProcessor):
     """Base class of data processors with the order of a `StreamSampler`.
 
-    Besides `options`, with a global batch size, and `dataset`, which returns whole batches, the
-    constructor of a subclass sets `members`, and `pads` to fill the last batch of an epoch with
-    padding rows.
+    The constructor of a subclass sets `options` (`loading_options()`), `dataset`, which returns
+    whole batches, `members`, and `pads` to fill the last batch of an epoch with padding rows.
+
+    Args:
+        batch_size: Samples per batch over all processes, a multiple of their number.
+        shuffle: Whether to shuffle; each epoch has its own order.
+        shuffle_seed: Seed of the order; default: 0.
+        num_workers: Number of worker processes; 0 = load in the main process.
+        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
+            no sample is lost.
+        prefetch_factor: Batches that each worker prefetches.
+        persistent_workers: Whether workers persist between epochs.
     """
 
-    members: Sequence[Member]
-    pads: bool = False
+    batch_size: PositiveInt
+    shuffle: Flag = True
+    shuffle_seed: ShuffleSeed | None = None
+    num_workers: NonNegativeSize = 0
+    drop_last: Flag = True
+    prefetch_factor: Size | None = 10
+    persistent_workers: Flag | None = True
+    members: Sequence[Member] = field(init=False)
+    pads = False
+
+    def loading_options(self, *, may_shuffle: bool = True) -> LoadingOptions:
+        """Return how batches are loaded; `may_shuffle`: whether the samples have no fixed order."""
+        return LoadingOptions(
+            global_batch_size=self.batch_size,
+            shuffle=self.shuffle and may_shuffle,
+            shuffle_seed=self.shuffle_seed or 0,
+            num_workers=self.num_workers,
+            drop_last=self.drop_last,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=bool(self.persistent_workers),
+        )
 
     @event("create-dataloader")
     def create_dataloader(self) -> DataLoader[Any]:
@@ -70,6 +117,14 @@ class StreamProcessor(DataProcessor):
             )
 
 
+@checked_dataclass(kw_only=True)
+class PrecisionArguments:
+    """Arguments of published files that the section `precision` replaces."""
+
+    mixed_precision: Any = without_effect("the section precision decides what a model gets")
+    fp16_type: Any = without_effect("the section precision decides what a model gets")
+
+
 def say_once(text: str, level: int = logging.INFO) -> None:
     """Log a notice, in a process once: a dataloader is created for each validation."""
     if text not in _SAID:
@@ -77,14 +132,10 @@ def say_once(text: str, level: int = logging.INFO) -> None:
         log.log(level, text)
 
 
-def say_without_effect(owner: str, given: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Log once which of the arguments have no effect.
-
-    Args:
-        owner: Name of the data processor.
-        given: Arguments by name; those that are None or false are at their default.
-        reasons: Why each has none.
-    """
-    for name, value in given.items():
-        if value is not None and value is not False:
-            say_once(f"{owner}.{name} has no effect: {reasons[name]}.")
+def say_without_effect(processor: DataProcessor) -> None:
+    """Log once which arguments are given but have no effect."""
+    for one in inert_fields(processor):
+        value = getattr(processor, one.name)
+        if value != one.default and (value or one.default):
+            owner, reason = type(processor).__name__, one.metadata["reason"]
+            say_once(f"{owner}.{one.name} has no effect: {reason}.")

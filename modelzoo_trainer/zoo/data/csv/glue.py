@@ -19,18 +19,17 @@ from modelzoo_trainer.base.constraints import (
     Flag,
     Name,
     NonNegativeSize,
-    PositiveInt,
     Size,
-    checked,
+    checked_dataclass,
+    without_effect,
 )
 from modelzoo_trainer.core.parts.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.data.csv.files import CsvFile, CsvFiles, Ints, whole_file
 from modelzoo_trainer.zoo.data.csv.pretraining_rows import check_length
-from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor, folders_of, say_ignored
+from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor, folders_of
 from modelzoo_trainer.zoo.data.csv.rows import Arrays, CsvRows, check_pad
 from modelzoo_trainer.zoo.data.csv.word_pieces import WordPieces, missing_library
-from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.zoo.data.vocabulary import Vocabulary, missing_vocabulary
 
 _SHORTEST: Final = 5  # tokens: [CLS], [SEP] and a piece of each sentence
@@ -128,10 +127,16 @@ class SentenceRows(CsvRows):
         return found
 
 
+@checked_dataclass(kw_only=True)
 class GlueProcessor(CsvProcessor):
     """Base class of the processors of tasks.
 
     Subclasses set the columns, the labels, and the files of training and validation.
+
+    Args:
+        vocab_file: Text file of the pieces of words, one a line, in the order of their ids.
+        do_lower: Whether text is put into lower case, without accents.
+        attn_mask_pad_id: Value of `attention_mask` there.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
@@ -141,62 +146,37 @@ class GlueProcessor(CsvProcessor):
     val_subsets: ClassVar[tuple[str, ...]] = ()
 
     model_lengths = LENGTH
+    is_training: Flag
+    vocab_file: Name
+    max_sequence_length: Size | None = None
+    do_lower: Flag = False
+    input_pad_id: NonNegativeSize = 0
+    attn_mask_pad_id: NonNegativeSize = 0
+    labels_pad_id: Any = without_effect("a sequence has one label")
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        data_dir: str | list[str],
-        is_training: Flag,
-        batch_size: PositiveInt,
-        vocab_file: Name,
-        max_sequence_length: Size | None = None,
-        do_lower: Flag = False,
-        input_pad_id: NonNegativeSize = 0,
-        attn_mask_pad_id: NonNegativeSize = 0,
-        shuffle: Flag = True,
-        shuffle_seed: ShuffleSeed | None = None,
-        num_workers: NonNegativeSize = 0,
-        drop_last: Flag = True,
-        prefetch_factor: Size | None = 10,
-        persistent_workers: Flag = True,
-        labels_pad_id: Any = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         owner = type(self).__name__
-        say_ignored(owner, {"labels_pad_id": labels_pad_id}, "a sequence has one label")
-        max_sequence_length = given_or_model_length(
-            max_sequence_length, "max_sequence_length", owner
-        )
-        if max_sequence_length < _SHORTEST:
+        length = given_or_model_length(self.max_sequence_length, "max_sequence_length", owner)
+        if length < _SHORTEST:
             raise ConfigError(
-                f"{owner}: max_sequence_length is {max_sequence_length}, but must be at least "
+                f"{owner}: max_sequence_length is {length}, but must be at least "
                 f"{_SHORTEST}: [CLS], [SEP] and a token of each sentence."
             )
-        vocabulary = Vocabulary(vocab_file)
-        self._is_training = is_training
+        vocabulary = Vocabulary(self.vocab_file)
         self._rows: dict[str, Any] = {
             "vocabulary": vocabulary,
-            "pieces": WordPieces(vocabulary, lowercase=do_lower),
-            "length": max_sequence_length,
+            "pieces": WordPieces(vocabulary, lowercase=self.do_lower),
+            "length": length,
             "labels": self.labels,
-            "pads": (input_pad_id, attn_mask_pad_id),
-            "subsets": () if is_training else self.val_subsets,
+            "pads": (self.input_pad_id, self.attn_mask_pad_id),
+            "subsets": () if self.is_training else self.val_subsets,
         }
-        options = LoadingOptions(
-            global_batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed or 0,
-            num_workers=num_workers,
-            drop_last=drop_last,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-        )
-        self.begin(data_dir, options)
+        self.begin()
 
     @override
     def find_files(self, folders: Sequence[str]) -> list[CsvFile]:
         """Return the files of the task in each folder."""
-        names = self._names(is_training=self._is_training)
+        names = self._names()
         if problems := _missing(folders, names):
             raise ConfigError(problems[0])
         found = [
@@ -213,21 +193,13 @@ class GlueProcessor(CsvProcessor):
         """Return the dataset of files."""
         return SentenceRows(files, self.columns, **self._rows)
 
-    @classmethod
-    def _names(cls, *, is_training: bool) -> tuple[str, ...]:
-        return cls.train_files if is_training else cls.val_files
+    def _names(self) -> tuple[str, ...]:
+        return self.train_files if self.is_training else self.val_files
 
-    @classmethod
-    def check_arguments(
-        cls, *, data_dir: str | list[str], is_training: bool, vocab_file: str, **others: Any
-    ) -> list[str]:
-        """Check the arguments without opening files; return what is missing on this machine.
-
-        Raises:
-            ConfigError: If `data_dir` names no folder.
-        """
-        lacks = _missing(folders_of(data_dir), cls._names(is_training=is_training))
-        return lacks + missing_vocabulary(vocab_file) + missing_library("vocab_file")
+    @override
+    def missing(self) -> list[str]:
+        lacks = _missing(folders_of(self.data_dir), self._names())
+        return lacks + missing_vocabulary(self.vocab_file) + missing_library("vocab_file")
 
 
 class SST2DataProcessor(GlueProcessor):
@@ -237,23 +209,11 @@ class SST2DataProcessor(GlueProcessor):
     `label` are read; nothing is quoted.
 
     Args:
-        data_dir: One or a list of folders.
-        is_training: Whether to read `train.tsv`, or `dev.tsv`.
         batch_size: Sentences per batch over all processes, a multiple of their number.
-        vocab_file: Text file of the pieces of words, one a line, in the order of their ids.
+        is_training: Whether to read `train.tsv`, or `dev.tsv`.
         max_sequence_length: Tokens per sentence with `[CLS]` and `[SEP]`: shorter ones are padded,
             longer ones cut; default: `max_position_embeddings` of the model.
-        do_lower: Whether text is put into lower case, without accents.
         input_pad_id: Value of `input_ids` after the end of a sentence.
-        attn_mask_pad_id: Value of `attention_mask` there.
-        shuffle: Whether to shuffle; each epoch has its own order.
-        shuffle_seed: Seed of the order; default: 0.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
-            no sample is lost.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
-        labels_pad_id: No effect.
 
     Shapes:
         A batch: input_ids, attention_mask, token_type_ids (B, S); labels (B,); int32.
@@ -274,25 +234,13 @@ class MNLIDataProcessor(GlueProcessor):
     entailment (0), neutral (1) and contradiction (2).
 
     Args:
-        data_dir: One or a list of folders.
+        batch_size: Pairs per batch over all processes, a multiple of their number.
         is_training: Whether to read `train.tsv`, or `dev_matched.tsv` and after it
             `dev_mismatched.tsv`.
-        batch_size: Pairs per batch over all processes, a multiple of their number.
-        vocab_file: Text file of the pieces of words, one a line, in the order of their ids.
         max_sequence_length: Tokens per pair with `[CLS]` and two `[SEP]`: shorter ones are padded;
             of longer ones, the longer sentence is cut; default: `max_position_embeddings` of the
             model.
-        do_lower: Whether text is put into lower case, without accents.
         input_pad_id: Value of `input_ids` after the end of a pair.
-        attn_mask_pad_id: Value of `attention_mask` there.
-        shuffle: Whether to shuffle; each epoch has its own order.
-        shuffle_seed: Seed of the order; default: 0.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
-            no sample is lost.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
-        labels_pad_id: No effect.
 
     Shapes:
         A batch: input_ids, attention_mask, token_type_ids (1 for the second sentence) (B, S);

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import field
 
+from typing_extensions import override
+
+from modelzoo_trainer.base.constraints import Flag, checked_dataclass
 from modelzoo_trainer.hooks.interceptors import event
 from modelzoo_trainer.loading.stream import Member
 from modelzoo_trainer.zoo.data.csv.files import CsvFile, find_files, missing_folders
 from modelzoo_trainer.zoo.data.csv.rows import CsvRows
 from modelzoo_trainer.zoo.data.folders import distinct_folders
-from modelzoo_trainer.zoo.data.processor import LoadingOptions
 from modelzoo_trainer.zoo.data.stream_processor import StreamProcessor, say_without_effect
 
-_NO_EFFECT: Final = {
-    "buckets": "all samples are padded to one length",
-    "num_examples": "it follows from the files",
-    "steps": "the loop decides",
-    "whole_word_masking": "this processor has no such setting, see mask_whole_word",
-    "vocab_size": "token ids are compared with the vocab_size of the model",
-    "shuffle_buffer": "shuffle puts all samples of all files into a random order",
-}
-"""Arguments of published files that this package does not need, and why."""
 
-
+@checked_dataclass(kw_only=True)
 class CsvProcessor(StreamProcessor):
     """Base class of data processors over the rows of CSV files.
 
     Constructors of subclasses call `begin`.
+
+    Args:
+        data_dir: One or a list of folders.
     """
 
-    dataset: CsvRows
+    persistent_workers: Flag = True
+    data_dir: str | list[str]
+    dataset: CsvRows = field(init=False)
 
-    def begin(self, data_dir: str | list[str], options: LoadingOptions) -> None:
+    def begin(self) -> None:
         """Open the dataset.
 
         Raises:
             ConfigError: If the files cannot be read.
         """
-        self.options = options
-        self.dataset = self.load(folders_of(data_dir))
+        say_without_effect(self)
+        self.options = self.loading_options()
+        self.dataset = self.load(folders_of(self.data_dir))
         self.members = [Member(0, len(self.dataset), len(self.dataset))]
+
+    @override
+    def missing(self) -> list[str]:
+        return lacks_of(self.data_dir)
 
     @event("load")
     def load(self, folders: Sequence[str]) -> CsvRows:
@@ -68,15 +71,3 @@ def folders_of(data_dir: str | list[str]) -> tuple[str, ...]:
 def lacks_of(data_dir: str | list[str]) -> list[str]:
     """Return what this machine lacks to read the folders; no file is opened."""
     return missing_folders(folders_of(data_dir))
-
-
-def say_ignored(owner: str, given: Mapping[str, Any], reason: str = "") -> None:
-    """Log once which of the arguments have no effect.
-
-    Args:
-        owner: Name of the data processor.
-        given: Arguments that are not at their default, by name.
-        reason: Why; "" = the general reason of each.
-    """
-    reasons = dict.fromkeys(given, reason) if reason else _NO_EFFECT
-    say_without_effect(owner, given, reasons)

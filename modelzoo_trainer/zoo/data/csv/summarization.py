@@ -11,14 +11,20 @@ from typing import Any, Final
 import numpy as np
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Flag, NonNegativeSize, PositiveInt, Size, checked
+from modelzoo_trainer.base.constraints import (
+    NonNegativeSize,
+    Size,
+    checked_dataclass,
+    without_effect,
+)
 from modelzoo_trainer.core.parts.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.zoo.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.zoo.data.csv.pretraining_rows import check_length
-from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor, lacks_of, say_ignored
+from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor
 from modelzoo_trainer.zoo.data.csv.rows import Arrays, CsvRows, check_pad, integers
-from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.zoo.data.stream_processor import ALL_ARE_SHUFFLED
 
+_TOKEN_IDS: Final = "the files have token ids"
 _COLUMNS: Final = ("input_ids", "labels", "token_type_ids", "cls_indices")
 
 
@@ -116,6 +122,7 @@ class SummarizationRows(CsvRows):
         return found
 
 
+@checked_dataclass(kw_only=True)
 class BertSumCSVDataProcessor(CsvProcessor):
     """Load batches of documents from CSV files, whose sentences belong to a summary or not.
 
@@ -124,23 +131,11 @@ class BertSumCSVDataProcessor(CsvProcessor):
     sentences, segments of the tokens, positions of the tokens that begin a sentence.
 
     Args:
-        data_dir: One or a list of folders.
         batch_size: Documents per batch over all processes, a multiple of their number.
         max_sequence_length: Tokens per document: longer ones are cut, with their sentences;
             default: `max_position_embeddings` of the model.
         max_cls_tokens: Sentences per document, at most.
         pad_id: Token after the end of a document, which nothing sees; null = 0.
-        shuffle: Whether to shuffle; each epoch has its own order.
-        shuffle_seed: Seed of the order; default: 0.
-        shuffle_buffer: No effect.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
-            no sample is lost.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
-        vocab_file: No effect.
-        do_lower: No effect.
-        mask_whole_word: No effect.
 
     Shapes:
         A batch: input_ids, attention_mask, token_type_ids (B, S), labels and cls_indices (B, C),
@@ -151,59 +146,26 @@ class BertSumCSVDataProcessor(CsvProcessor):
     """
 
     model_lengths = LENGTH
+    max_sequence_length: Size | None = None
+    max_cls_tokens: Size
+    pad_id: NonNegativeSize | None = None
+    shuffle_buffer: Size | None = without_effect(ALL_ARE_SHUFFLED)
+    vocab_file: Any = without_effect(_TOKEN_IDS)
+    do_lower: Any = without_effect(_TOKEN_IDS)
+    mask_whole_word: Any = without_effect(_TOKEN_IDS)
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        data_dir: str | list[str],
-        batch_size: PositiveInt,
-        max_sequence_length: Size | None = None,
-        max_cls_tokens: Size,
-        pad_id: NonNegativeSize | None = None,
-        shuffle: Flag = True,
-        shuffle_seed: ShuffleSeed | None = None,
-        shuffle_buffer: Size | None = None,
-        num_workers: NonNegativeSize = 0,
-        drop_last: Flag = True,
-        prefetch_factor: Size | None = 10,
-        persistent_workers: Flag = True,
-        vocab_file: Any = None,
-        do_lower: Any = None,
-        mask_whole_word: Any = None,
-    ) -> None:
-        owner = type(self).__name__
-        say_ignored(owner, {"shuffle_buffer": shuffle_buffer})
-        ignored = {
-            "vocab_file": vocab_file,
-            "do_lower": do_lower,
-            "mask_whole_word": mask_whole_word,
-        }
-        say_ignored(owner, ignored, "the files have token ids")
-        length = given_or_model_length(max_sequence_length, "max_sequence_length", owner)
-        self._sizes = {"length": length, "num_sentences": max_cls_tokens}
-        self._pad = pad_id or 0
-        options = LoadingOptions(
-            global_batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed or 0,
-            num_workers=num_workers,
-            drop_last=drop_last,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
+    def __post_init__(self) -> None:
+        self._length = given_or_model_length(
+            self.max_sequence_length, "max_sequence_length", type(self).__name__
         )
-        self.begin(data_dir, options)
+        self.begin()
 
     @override
     def make_dataset(self, files: Sequence[CsvFile]) -> SummarizationRows:
         """Return the dataset of files."""
-        return SummarizationRows(files, **self._sizes, pad=self._pad)
-
-    @classmethod
-    def check_arguments(cls, *, data_dir: str | list[str], **others: Any) -> list[str]:
-        """Check the arguments without opening files; return what is missing on this machine.
-
-        Raises:
-            ConfigError: If `data_dir` names no folder.
-        """
-        return lacks_of(data_dir)
+        return SummarizationRows(
+            files,
+            length=self._length,
+            num_sentences=self.max_cls_tokens,
+            pad=self.pad_id or 0,
+        )

@@ -17,18 +17,18 @@ from modelzoo_trainer.base.constraints import (
     Flag,
     Name,
     NonNegativeSize,
-    PositiveInt,
     Size,
-    checked,
+    checked_dataclass,
+    without_effect,
 )
 from modelzoo_trainer.core.parts.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.zoo.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.zoo.data.csv.follow import followed
 from modelzoo_trainer.zoo.data.csv.pretraining_rows import check_length
-from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor, lacks_of, say_ignored
+from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor
 from modelzoo_trainer.zoo.data.csv.rows import Arrays, CsvRows, check_pad
-from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
+from modelzoo_trainer.zoo.data.stream_processor import ALL_ARE_SHUFFLED
 from modelzoo_trainer.zoo.data.vocabulary import Vocabulary, missing_vocabulary
 
 _PAD: Final = "[PAD]"
@@ -168,6 +168,7 @@ def read_labels(path: str) -> dict[str, int]:
     return labels
 
 
+@checked_dataclass(kw_only=True)
 class BertTokenClassifierDataProcessor(CsvProcessor):
     """Load batches of tokens with labels from CSV files, for `bert/token_classifier`.
 
@@ -175,7 +176,6 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
     The columns are `tokens` and `labels`, as many of them, with spaces between them.
 
     Args:
-        data_dir: One or a list of folders.
         batch_size: Sequences per batch over all processes, a multiple of their number.
         vocab_file: Text file of the tokens, one a line, in the order of their ids.
         max_sequence_length: Tokens per sequence: shorter ones are padded, longer ones
@@ -186,15 +186,6 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
         labels_pad_id: Value of `labels` after the end of a sequence; null = 0.
         input_pad_id: Value of `input_ids` there; null = that of `[PAD]`, 0 without it.
         attn_mask_pad_id: Value of `attention_mask` there; null = 0.
-        shuffle: Whether to shuffle; each epoch has its own order.
-        shuffle_seed: Seed of the order; default: 0.
-        shuffle_buffer: No effect.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
-            no sample is lost.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
-        mask_whole_word: No effect.
 
     Shapes:
         A batch: input_ids, attention_mask, loss_mask, token_type_ids (0) and labels (B, S), int32.
@@ -204,74 +195,42 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
     """
 
     model_lengths = LENGTH
+    vocab_file: Name
+    max_sequence_length: Size | None = None
+    label_vocab_file: str | None = None
+    include_padding_in_loss: bool | None = None
+    do_lower: Flag = False
+    labels_pad_id: int | None = None
+    input_pad_id: NonNegativeSize | None = None
+    attn_mask_pad_id: NonNegativeSize | None = None
+    shuffle_buffer: Size | None = without_effect(ALL_ARE_SHUFFLED)
+    mask_whole_word: Any = without_effect("no token is hidden")
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        data_dir: str | list[str],
-        batch_size: PositiveInt,
-        vocab_file: Name,
-        max_sequence_length: Size | None = None,
-        label_vocab_file: str | None = None,
-        include_padding_in_loss: bool | None = None,
-        do_lower: Flag = False,
-        labels_pad_id: int | None = None,
-        input_pad_id: NonNegativeSize | None = None,
-        attn_mask_pad_id: NonNegativeSize | None = None,
-        shuffle: Flag = True,
-        shuffle_seed: ShuffleSeed | None = None,
-        shuffle_buffer: Size | None = None,
-        num_workers: NonNegativeSize = 0,
-        drop_last: Flag = True,
-        prefetch_factor: Size | None = 10,
-        persistent_workers: Flag = True,
-        mask_whole_word: Any = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         owner = type(self).__name__
-        say_ignored(owner, {"shuffle_buffer": shuffle_buffer})
-        say_ignored(owner, {"mask_whole_word": mask_whole_word}, "no token is hidden")
-        vocabulary = Vocabulary(vocab_file, case="lower_if_missing" if do_lower else "counts")
-        pad = min(vocabulary.find([_PAD]), default=0) if input_pad_id is None else input_pad_id
+        vocabulary = Vocabulary(
+            self.vocab_file, case="lower_if_missing" if self.do_lower else "counts"
+        )
+        pad = self.input_pad_id
+        pad = min(vocabulary.find([_PAD]), default=0) if pad is None else pad
         self._vocabulary = vocabulary
         self._rows: dict[str, Any] = {
-            "length": given_or_model_length(max_sequence_length, "max_sequence_length", owner),
+            "length": given_or_model_length(self.max_sequence_length, "max_sequence_length", owner),
             "owner": owner,
-            "label_file": label_vocab_file,
-            "includes_padding": include_padding_in_loss,
-            "pads": (pad, attn_mask_pad_id or 0, labels_pad_id or 0),
+            "label_file": self.label_vocab_file,
+            "includes_padding": self.include_padding_in_loss,
+            "pads": (pad, self.attn_mask_pad_id or 0, self.labels_pad_id or 0),
         }
-        options = LoadingOptions(
-            global_batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed or 0,
-            num_workers=num_workers,
-            drop_last=drop_last,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-        )
-        self.begin(data_dir, options)
+        self.begin()
 
     @override
     def make_dataset(self, files: Sequence[CsvFile]) -> TokenLabelRows:
         """Return the dataset of files."""
         return TokenLabelRows(files, self._vocabulary, **self._rows)
 
-    @classmethod
-    def check_arguments(
-        cls,
-        *,
-        data_dir: str | list[str],
-        vocab_file: str,
-        label_vocab_file: str | None = None,
-        **others: Any,
-    ) -> list[str]:
-        """Check the arguments without opening files; return what is missing on this machine.
-
-        Raises:
-            ConfigError: If `data_dir` names no folder.
-        """
-        lacks = lacks_of(data_dir) + missing_vocabulary(vocab_file)
-        if label_vocab_file is not None:
-            lacks += missing_vocabulary(label_vocab_file, "label_vocab_file", _LABEL_FILE)
+    @override
+    def missing(self) -> list[str]:
+        lacks = super().missing() + missing_vocabulary(self.vocab_file)
+        if self.label_vocab_file is not None:
+            lacks += missing_vocabulary(self.label_vocab_file, "label_vocab_file", _LABEL_FILE)
         return lacks

@@ -5,23 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from modelzoo_trainer.base.constraints import (
-    Flag,
-    Names,
-    NonNegativeSize,
-    PositiveInt,
-    Size,
-    checked,
-)
+from typing_extensions import override
+
+from modelzoo_trainer.base.constraints import Names, checked_dataclass, without_effect
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.zoo.data.hdf5.dataset import RowOptions
-from modelzoo_trainer.zoo.data.hdf5.processor import HDF5Processor, lacks_of, say_ignored
+from modelzoo_trainer.zoo.data.hdf5.processor import FolderProcessor
 from modelzoo_trainer.zoo.data.hdf5.retrieval_rows import CONTEXT_DATASET, QUESTION_DATASET
-from modelzoo_trainer.zoo.data.hdf5.selection import parse_sources
-from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
-from modelzoo_trainer.zoo.data.stream_processor import say_without_effect
 from modelzoo_trainer.zoo.rows.hdf5_format import PARAMS
 
 _KINDS: Final = ("input_ids", "attention_mask", "token_type_ids")
@@ -29,7 +21,8 @@ QUESTION_FEATURES: Final = tuple(f"questions_{kind}" for kind in _KINDS)
 CONTEXT_FEATURES: Final = tuple(f"ctx_{kind}" for kind in _KINDS)
 
 
-class DPRHDF5DataProcessor(HDF5Processor):
+@checked_dataclass(kw_only=True)
+class DPRHDF5DataProcessor(FolderProcessor):
     """Load batches of questions with contexts from HDF5 files, for `dpr`.
 
     Files have a dataset `data_0` of shape (samples, 3, S), the questions, and a dataset `data_1` of
@@ -37,20 +30,11 @@ class DPRHDF5DataProcessor(HDF5Processor):
     others do not. Rows are the token ids, the mask (0 for padding) and the segments.
 
     Args:
-        data_dir: A folder with `.h5` files, or a list of them.
         batch_size: Questions per batch over all processes, a multiple of their number.
-        shuffle: Whether to shuffle; each epoch has its own order.
-        shuffle_seed: Seed of the order; default: 0.
-        shuffle_buffer: No effect.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
-            no sample is lost.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
         use_vsl: Must be false: texts are not packed.
+        data_dir: A folder with `.h5` files, or a list of them.
         features_list: No effect: `data_0_features` and `data_1_features` of `data_params.json` in
             the folder name the rows, if they are in another order.
-        vocab_size: No effect.
 
     Shapes:
         A batch: `input_ids`, `attention_mask` and `token_type_ids`, with `questions_` in front
@@ -62,54 +46,27 @@ class DPRHDF5DataProcessor(HDF5Processor):
             name.
     """
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        data_dir: str | list[str],
-        batch_size: PositiveInt,
-        shuffle: Flag = False,
-        shuffle_seed: ShuffleSeed | None = None,
-        shuffle_buffer: Size | None = None,
-        num_workers: NonNegativeSize = 0,
-        drop_last: Flag = True,
-        prefetch_factor: Size | None = 10,
-        persistent_workers: Flag = True,
-        use_vsl: Flag = False,
-        features_list: Names | None = None,
-        vocab_size: Any = None,
-    ) -> None:
-        owner = type(self).__name__
-        _refuse_vsl(owner, use_vsl=use_vsl)
-        say_ignored(owner, {"shuffle_buffer": shuffle_buffer, "vocab_size": vocab_size})
-        reasons = {"features_list": f"{PARAMS} names the rows"}
-        say_without_effect(owner, {"features_list": features_list}, reasons)
-        options = LoadingOptions(
-            global_batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed or 0,
-            num_workers=num_workers,
-            drop_last=drop_last,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-        )
-        sources = parse_sources(data_dir, None, None)
-        folders = [folder for source in sources for folder in source.folders]
+    features_list: Names | None = without_effect(f"{PARAMS} names the rows")
+
+    def __post_init__(self) -> None:
+        self._refuse_vsl()
+        folders = [folder for source in self.sources() for folder in source.folders]
         questions, contexts = _features(folders)
-        rows = RowOptions(features=questions, context_features=contexts, dataset=QUESTION_DATASET)
-        self.begin(sources, rows, options)
+        self.begin(
+            RowOptions(features=questions, context_features=contexts, dataset=QUESTION_DATASET)
+        )
 
-    @classmethod
-    def check_arguments(
-        cls, *, data_dir: str | list[str], use_vsl: bool = False, **others: Any
-    ) -> list[str]:
-        """Check the arguments without opening files; return what is missing on this machine.
+    @override
+    def missing(self) -> list[str]:
+        self._refuse_vsl()
+        return super().missing()
 
-        Raises:
-            ConfigError: If `data_dir` names no folder, or `use_vsl` is set.
-        """
-        _refuse_vsl(cls.__name__, use_vsl=use_vsl)
-        return lacks_of(parse_sources(data_dir, None, None))
+    def _refuse_vsl(self) -> None:
+        if self.use_vsl:
+            raise ConfigError(
+                f"{type(self).__name__}.use_vsl: true cannot be used: texts are not packed. Remove "
+                f"use_vsl."
+            )
 
 
 def _features(folders: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -144,10 +101,3 @@ def _features_in(folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             raise ConfigError(f"{path}: {key} is {names!r}, expected {', '.join(known)}.")
         both.append(tuple(names))
     return both[0], both[1]
-
-
-def _refuse_vsl(owner: str, *, use_vsl: bool) -> None:
-    if use_vsl:
-        raise ConfigError(
-            f"{owner}.use_vsl: true cannot be used: texts are not packed. Remove use_vsl."
-        )

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from modelzoo_trainer.base.constraints import (
-    Flag,
-    Names,
-    NonNegativeSize,
-    PositiveInt,
-    Size,
-    checked,
-)
+from typing_extensions import override
+
+from modelzoo_trainer.base.constraints import Flag, Size, checked_dataclass, without_effect
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.zoo.data.hdf5.dataset import RowOptions
-from modelzoo_trainer.zoo.data.hdf5.processor import (
-    HDF5Processor,
-    check_padding,
-    lacks_of,
-    say_ignored,
-)
-from modelzoo_trainer.zoo.data.hdf5.selection import Source, parse_sources
+from modelzoo_trainer.zoo.data.hdf5.processor import FolderProcessor, MixtureProcessor
 from modelzoo_trainer.zoo.data.hdf5.transforms import parse_transforms
-from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.zoo.data.stream_processor import say_once
 from modelzoo_trainer.zoo.rows.hdf5_format import FEATURES, PARAMS, VSL_FEATURES
 
+EPOCHS_REPEAT: Final = "epochs repeat until the loop ends"
 
-class GptHDF5MapDataProcessor(HDF5Processor):
+
+@checked_dataclass(kw_only=True)
+class GptHDF5MapDataProcessor(MixtureProcessor):
     """Load batches of token sequences from HDF5 files, several folders or a mixture of them.
 
     Files have either whole samples, a dataset `data` of shape (samples, features, S) with the rows
@@ -40,33 +31,13 @@ class GptHDF5MapDataProcessor(HDF5Processor):
 
     Args:
         batch_size: Sequences per batch over all processes, a multiple of their number.
-        data_dir: One or a list of folders with `.h5` files, which are read in the order of their
-            paths; subfolders are not read. Give either this or `mixture`.
-        mixture: Folders with weights, a list of `{data_dir, weight, data_subset}`: each batch has
-            samples of all, in the proportion of the weights over an epoch.
-        shuffle: Whether to shuffle; each epoch has its own order.
         shuffle_seed: Seed of the order and of `data_transforms`.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
-        use_worker_cache: No effect.
         max_sequence_length: Tokens per sample of a corpus; default: `max_position_embeddings` of
             the model. Files of samples have theirs.
-        data_subset: Fractions of the samples to use, such as `0.0-0.3,0.7-1.0`.
-        num_samples: Samples per epoch; default: all, or as many as a mixture needs until its larger
-            folders are used up.
-        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
-            no sample is lost.
-        pad_last: Whether to fill it with rows that do not count; requires `drop_last: false`.
-        sort_files: No effect: files are always sorted.
-        use_vsl: Whether samples have several documents each: 5 features, the last two of them
-            `attention_span` and `position_ids`.
         dataset_map_fn: A function that makes a sample of an array of a file, (features, S), or of
             the S + 1 tokens of a window; in Python only.
         data_transforms: Changes to batches, a list of `{name, ...arguments}`: `add_sink_tokens`,
             `add_memory_tokens`, `add_pose_shift`.
-        vocab_size: No effect.
-        repeat: No effect.
 
     Shapes:
         A batch: input_ids, attention_mask and labels (B, S), int32; with `use_vsl` also
@@ -77,90 +48,56 @@ class GptHDF5MapDataProcessor(HDF5Processor):
             name; or if arguments exclude each other.
     """
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        batch_size: PositiveInt,
-        data_dir: str | list[str] | None = None,
-        mixture: list[dict[str, Any]] | None = None,
-        shuffle: Flag = False,
-        shuffle_seed: ShuffleSeed = 0,
-        num_workers: NonNegativeSize = 0,
-        prefetch_factor: Size | None = 10,
-        persistent_workers: Flag = True,
-        use_worker_cache: Flag = False,
-        max_sequence_length: Size | None = None,
-        data_subset: str | None = None,
-        num_samples: Size | None = None,
-        drop_last: Flag = True,
-        pad_last: Flag = False,
-        sort_files: Flag = True,
-        use_vsl: Flag = False,
-        dataset_map_fn: Callable[[Any], Any] | None = None,
-        data_transforms: list[dict[str, Any]] | None = None,
-        vocab_size: Any = None,
-        repeat: Any = None,
-    ) -> None:
-        owner = type(self).__name__
-        sources, rows = _checked(
-            owner,
-            {
-                "data_dir": data_dir,
-                "mixture": mixture,
-                "data_subset": data_subset,
-                "max_sequence_length": max_sequence_length,
-                "num_samples": num_samples,
-                "use_vsl": use_vsl,
-                "dataset_map_fn": dataset_map_fn,
-                "data_transforms": data_transforms,
-                "shuffle_seed": shuffle_seed,
-            },
-        )
-        check_padding(
-            owner,
-            drop_last=drop_last,
-            pad_last=pad_last,
-            has_function=dataset_map_fn is not None,
-        )
-        if not sort_files:
-            say_once(
-                f"{owner}.sort_files: false has no effect: files are always sorted by their paths, "
-                f"as their order in the file system differs between machines."
-            )
-        ignored = {"use_worker_cache": use_worker_cache, "vocab_size": vocab_size, "repeat": repeat}
-        say_ignored(owner, ignored)
-        options = LoadingOptions(
-            global_batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed,
-            num_workers=num_workers,
-            drop_last=drop_last,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-        )
-        self.begin(sources, rows, options, pad_last=pad_last)
+    dataset_map_fn: Callable[[Any], Any] | None = None
+    data_transforms: list[dict[str, Any]] | None = None
+    repeat: Any = without_effect(EPOCHS_REPEAT)
 
-    @classmethod
-    def check_arguments(
-        cls,
-        *,
-        drop_last: bool = True,
-        pad_last: bool = False,
-        **arguments: Any,
-    ) -> list[str]:
-        """Check the arguments without opening files; return what is missing on this machine.
+    def __post_init__(self) -> None:
+        self.begin(self._rows())
+
+    @override
+    def missing(self) -> list[str]:
+        self._rows()
+        return super().missing()
+
+    def _rows(self) -> RowOptions:
+        """Return how samples are read.
 
         Raises:
             ConfigError: If an argument is invalid, or arguments exclude each other.
         """
-        sources, rows = _checked(cls.__name__, arguments)
-        if pad_last and rows.map_fn is not None:
-            check_padding(cls.__name__, drop_last=drop_last, pad_last=True, has_function=True)
-        return lacks_of(sources)
+        owner, function = type(self).__name__, self.dataset_map_fn
+        transforms = parse_transforms(self.data_transforms)
+        if function is not None and not callable(function):
+            raise ConfigError(
+                f"{owner}.dataset_map_fn: expected a function, got {function!r}. It can be set in "
+                f"Python only."
+            )
+        reasons = {
+            ("use_vsl", "data_transforms"): "transforms do not know the documents of a sample",
+            ("use_vsl", "dataset_map_fn"): "the function names the features",
+            ("data_transforms", "dataset_map_fn"): "the function does all changes",
+            ("pad_last", "dataset_map_fn"): "its samples have no padding",
+        }
+        for (one, other), reason in reasons.items():
+            if getattr(self, one) and getattr(self, other):
+                raise ConfigError(
+                    f"{owner}: {one} cannot be set together with {other}: {reason}. Remove one of "
+                    f"them."
+                )
+        return RowOptions(
+            max_sequence_length=self.max_sequence_length,
+            features=VSL_FEATURES if self.use_vsl else FEATURES,
+            vsl=self.use_vsl,
+            transforms=transforms,
+            seed=self.shuffle_seed,
+            num_samples=self.num_samples,
+            map_fn=function,
+        )
 
 
-class GptHDF5DataProcessor(HDF5Processor):
+@checked_dataclass(kw_only=True)
+class GptHDF5DataProcessor(FolderProcessor):
     """Load batches of token sequences from HDF5 files of whole samples.
 
     It differs from `GptHDF5MapDataProcessor` in the names of the features, which may be any, and
@@ -168,24 +105,9 @@ class GptHDF5DataProcessor(HDF5Processor):
     over all of them, whatever the number of processes and workers.
 
     Args:
-        data_dir: One or a list of folders with `.h5` files.
         batch_size: Sequences per batch over all processes, a multiple of their number.
-        shuffle: Whether to shuffle; each epoch has its own order.
-        shuffle_seed: Seed of the order; default: 0.
-        shuffle_buffer: No effect.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
-            no sample is lost.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
-        use_vsl: Whether samples have several documents each: 5 features, the last two of them
-            `attention_span` and `position_ids`.
         features_list: Names of the features in the files. Those in the file `data_params.json` of
             the folder come first, if `data_dir` is one folder.
-        max_sequence_length: No effect.
-        vocab_size: No effect.
-        repeat: No effect.
-        use_multiple_workers: No effect.
 
     Shapes:
         A batch: each feature (B, S), int32.
@@ -195,96 +117,20 @@ class GptHDF5DataProcessor(HDF5Processor):
             name.
     """
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        data_dir: str | list[str],
-        batch_size: PositiveInt,
-        shuffle: Flag,
-        shuffle_seed: ShuffleSeed | None = None,
-        shuffle_buffer: Size | None = None,
-        num_workers: NonNegativeSize = 0,
-        drop_last: Flag = True,
-        prefetch_factor: Size | None = 10,
-        persistent_workers: Flag = True,
-        use_vsl: Flag = False,
-        features_list: Names | None = None,
-        max_sequence_length: Size | None = None,
-        vocab_size: Any = None,
-        repeat: Any = None,
-        use_multiple_workers: Any = None,
-    ) -> None:
-        owner = type(self).__name__
-        ignored = {
-            "shuffle_buffer": shuffle_buffer,
-            "max_sequence_length": max_sequence_length,
-            "vocab_size": vocab_size,
-            "repeat": repeat,
-            "use_multiple_workers": use_multiple_workers,
-        }
-        say_ignored(owner, ignored)
-        seed = shuffle_seed or 0
-        options = LoadingOptions(
-            global_batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=seed,
-            num_workers=num_workers,
-            drop_last=drop_last,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-        )
-        sources = parse_sources(data_dir, None, None)
-        features = _features(owner, data_dir, features_list, use_vsl=use_vsl)
-        self.begin(sources, RowOptions(features=features, vsl=use_vsl, seed=seed), options)
-
-    @classmethod
-    def check_arguments(cls, *, data_dir: str | list[str], **others: Any) -> list[str]:
-        """Check the arguments without opening files; return what is missing on this machine.
-
-        Raises:
-            ConfigError: If `data_dir` names no folder.
-        """
-        return lacks_of(parse_sources(data_dir, None, None))
-
-
-def _checked(owner: str, given: Mapping[str, Any]) -> tuple[list[Source], RowOptions]:
-    """Return the sources and how to read them.
-
-    Raises:
-        ConfigError: If an argument is invalid, or arguments exclude each other.
-    """
-    sources = parse_sources(given.get("data_dir"), given.get("mixture"), given.get("data_subset"))
-    transforms = parse_transforms(given.get("data_transforms"))
-    function, vsl = given.get("dataset_map_fn"), bool(given.get("use_vsl"))
-    if function is not None and not callable(function):
-        raise ConfigError(
-            f"{owner}.dataset_map_fn: expected a function, got {function!r}. It can be set in "
-            f"Python only."
-        )
-    chosen = {"use_vsl": vsl, "data_transforms": transforms, "dataset_map_fn": function}
-    reasons = {
-        ("use_vsl", "data_transforms"): "transforms do not know the documents of a sample",
-        ("use_vsl", "dataset_map_fn"): "the function names the features",
-        ("data_transforms", "dataset_map_fn"): "the function does all changes",
-    }
-    for (one, other), reason in reasons.items():
-        if chosen[one] and chosen[other]:
-            raise ConfigError(
-                f"{owner}: {one} cannot be set together with {other}: {reason}. Remove one of them."
-            )
-    return sources, RowOptions(
-        max_sequence_length=given.get("max_sequence_length"),
-        features=VSL_FEATURES if vsl else FEATURES,
-        vsl=vsl,
-        transforms=transforms,
-        seed=given.get("shuffle_seed", 0),
-        num_samples=given.get("num_samples"),
-        map_fn=function,
+    shuffle: Flag
+    max_sequence_length: Size | None = without_effect(
+        "this processor reads whole samples, as long as they are in the files"
     )
+    repeat: Any = without_effect(EPOCHS_REPEAT)
+    use_multiple_workers: Any = without_effect("num_workers decides")
+
+    def __post_init__(self) -> None:
+        owner, vsl = type(self).__name__, self.use_vsl
+        features = features_of(owner, self.data_dir, self.features_list, use_vsl=vsl)
+        self.begin(RowOptions(features=features, vsl=vsl, seed=self.shuffle_seed or 0))
 
 
-def _features(
+def features_of(
     owner: str, data_dir: str | list[str], given: list[str] | None, *, use_vsl: bool
 ) -> tuple[str, ...]:
     """Return the names of the features: of packed documents, of the folder, or as given."""

@@ -10,7 +10,6 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.data.hugging_face.encoding import EncodingSettings
 from modelzoo_trainer.zoo.data.hugging_face.examples import Columns, Task
 from modelzoo_trainer.zoo.data.hugging_face.source import OWNER, DatasetSource
-from modelzoo_trainer.zoo.data.processor import LoadingOptions
 
 _LANGUAGE: Final = ("text", "chat", "instruction")
 _TOKENIZED: Final = (*_LANGUAGE, "preference", "classification")
@@ -71,16 +70,6 @@ def check_use(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
             f"{OWNER}.separator has no effect with chat_template, which separates a prompt from "
             f"its response. Remove one of them."
         )
-
-
-def loading_options(given: Mapping[str, Any]) -> LoadingOptions:
-    """Return how batches are loaded.
-
-    Raises:
-        ConfigError: If neither or both batch sizes are given.
-    """
-    names = [field.name for field in fields(LoadingOptions)]
-    return LoadingOptions(**{name: given[name] for name in names if name in given})
 
 
 def source_of(given: Mapping[str, Any]) -> DatasetSource:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from modelzoo_trainer.base.constraints import (
     Name,
     Names,
     NonNegativeSize,
-    PositiveInt,
     Size,
-    checked,
+    checked_dataclass,
 )
 from modelzoo_trainer.core.parts.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.hooks.interceptors import event
@@ -25,7 +24,6 @@ from modelzoo_trainer.loading.batch_dataset import already_a_batch
 from modelzoo_trainer.zoo.data.hugging_face.arguments import (
     check_use,
     encoding_settings,
-    loading_options,
     source_of,
 )
 from modelzoo_trainer.zoo.data.hugging_face.classes import ClassEncoding
@@ -59,12 +57,17 @@ from modelzoo_trainer.zoo.data.hugging_face.tokenizer import (
     missing_tokenizer,
     require_tokens,
 )
-from modelzoo_trainer.zoo.data.processor import DataProcessor, ShuffleSeed, make_dataloader
+from modelzoo_trainer.zoo.data.processor import (
+    DataProcessor,
+    LoadingArguments,
+    make_dataloader,
+)
 from modelzoo_trainer.zoo.data.token_cache import default_cache_dir
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 
-class HuggingFaceDataProcessor(DataProcessor):
+@checked_dataclass(kw_only=True)
+class HuggingFaceDataProcessor(LoadingArguments, DataProcessor):
     """Load batches of a dataset of Hugging Face's `datasets`, tokenized once or as a stream.
 
     With the task `features`, columns are used as they are. Other rows are those that
@@ -72,15 +75,16 @@ class HuggingFaceDataProcessor(DataProcessor):
     of text (`use_ftfy: false`, and white space around messages), except those that are cut.
 
     Args:
+        batch_size: Rows per batch and process, >= 1.
+        global_batch_size: Rows per batch over all processes, a multiple of their number; give
+            either this or `batch_size`.
+        shuffle: Whether to shuffle the rows.
         path: A file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.txt`, `.arrow`), a folder of files or
             one that `save_to_disk` wrote, a format of `data_files` (`json`, `csv`, `parquet`,
             `text`, `arrow`), or a name of the Hub.
         tokenizer: A folder, a tokenizer.json file, or a name of the Hub. Required but for
             `features`.
         max_sequence_length: Tokens per row, >= 1; default: `max_position_embeddings` of the model.
-        batch_size: Rows per batch and process, >= 1.
-        global_batch_size: Rows per batch over all processes, a multiple of their number; give
-            either this or `batch_size`.
         task: What a row of the dataset is: `text`, `chat`, `instruction`,
             `preference`, `classification` or `features`.
         name: The configuration of a dataset that has several.
@@ -133,12 +137,6 @@ class HuggingFaceDataProcessor(DataProcessor):
             also compares that of the model.
         cache_dir: Folder of the cached rows and of what `datasets` makes of files; default:
             `.cache/modelzoo_trainer/tokens` in the home folder, and the default of `datasets`.
-        shuffle: Whether to shuffle the rows.
-        shuffle_seed: Seed of the order.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether to drop a smaller last batch.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
 
     Shapes:
         A batch: `input_ids`, `attention_mask` (which labels count: for `chat` and `instruction`
@@ -153,85 +151,83 @@ class HuggingFaceDataProcessor(DataProcessor):
             row of `features` is invalid.
     """
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        path: Name,
-        tokenizer: Name | None = None,
-        max_sequence_length: Size | None = None,
-        batch_size: PositiveInt | None = None,
-        global_batch_size: PositiveInt | None = None,
-        task: Task = "text",
-        name: str | None = None,
-        data_files: str | list[str] | dict[str, Any] | None = None,
-        data_dir: str | None = None,
-        split: Name = "train",
-        revision: str | None = None,
-        streaming: Flag = False,
-        text_column: Name = "text",
-        messages_column: Name = "messages",
-        message_role_key: Name = "role",
-        message_content_key: Name = "content",
-        prompt_column: Name = "prompt",
-        response_column: Name = "response",
-        text_pair_column: Name | None = None,
-        label_column: Name = "label",
-        label_names: Names | None = None,
-        chosen_column: Name = "chosen",
-        rejected_column: Name = "rejected",
-        feature_columns: FeatureColumns | None = None,
-        padding: Padding | None = None,
-        image_size: ImageSize | None = None,
-        image_channels: Channels = 3,
-        image_mean: Means | None = None,
-        image_std: Deviations | None = None,
-        image_processor: Name | None = None,
-        packing: Flag = False,
-        chat_template: str | None = None,
-        separator: str = "\n",
-        truncation: Truncation = "skip",
-        max_prompt_length: Size | None = None,
-        min_sequence_length: NonNegativeSize = 0,
-        eos_token: str | None = None,
-        pad_token: str | None = None,
-        vocab_size: Size | None = None,
-        cache_dir: str | None = None,
-        shuffle: Flag = True,
-        shuffle_seed: ShuffleSeed = 0,
-        num_workers: NonNegativeSize = 0,
-        drop_last: Flag = True,
-        prefetch_factor: Size | None = None,
-        persistent_workers: Flag = False,
-    ) -> None:
-        given = {key: value for key, value in locals().items() if key != "self"}
-        check_use(given, _defaults())
-        self.options = loading_options(given)
-        self._cache_dir = cache_dir
-        self._streams = streaming
+    shuffle: Flag = True
+    drop_last: Flag = True
+    persistent_workers: Flag = False
+    path: Name
+    tokenizer: Name | None = None
+    max_sequence_length: Size | None = None
+    task: Task = "text"
+    name: str | None = None
+    data_files: str | list[str] | dict[str, Any] | None = None
+    data_dir: str | None = None
+    split: Name = "train"
+    revision: str | None = None
+    streaming: Flag = False
+    text_column: Name = "text"
+    messages_column: Name = "messages"
+    message_role_key: Name = "role"
+    message_content_key: Name = "content"
+    prompt_column: Name = "prompt"
+    response_column: Name = "response"
+    text_pair_column: Name | None = None
+    label_column: Name = "label"
+    label_names: Names | None = None
+    chosen_column: Name = "chosen"
+    rejected_column: Name = "rejected"
+    feature_columns: FeatureColumns | None = None
+    padding: Padding | None = None
+    image_size: ImageSize | None = None
+    image_channels: Channels = 3
+    image_mean: Means | None = None
+    image_std: Deviations | None = None
+    image_processor: Name | None = None
+    packing: Flag = False
+    chat_template: str | None = None
+    separator: str = "\n"
+    truncation: Truncation = "skip"
+    max_prompt_length: Size | None = None
+    min_sequence_length: NonNegativeSize = 0
+    eos_token: str | None = None
+    pad_token: str | None = None
+    vocab_size: Size | None = None
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        given, defaults = self._arguments()
+        check_use(given, defaults)
+        self.options = self.loading_options()
         source = source_of(given)
         self.dataset: FeatureRows | FeatureStream | CachedRows | RowStream
-        if task == "features":
+        if self.task == "features":
             features = feature_settings(given)
             self.dataset = open_features(self.load(source), features, self.options, source)
             return
-        assert tokenizer is not None  # checked
-        max_sequence_length = given_or_model_length(
-            max_sequence_length, "max_sequence_length", type(self).__name__
+        name = self.tokenizer
+        assert name is not None  # checked
+        length = given_or_model_length(
+            self.max_sequence_length, "max_sequence_length", type(self).__name__
         )
-        given["max_sequence_length"] = max_sequence_length
-        self.tokenizer = self.create_tokenizer(tokenizer, eos_token, pad_token)
-        require_tokens(self.tokenizer, tokenizer, task)
-        self._fit_check = FitCheck(tokenizer, self.tokenizer.vocab_size, max_sequence_length)
-        self._fit_check(vocab_size, None)
-        template = template_of(chat_template, self.tokenizer, tokenizer, task)
+        given["max_sequence_length"] = length
+        made = self.create_tokenizer(name, self.eos_token, self.pad_token)
+        self.tokenizer = made  # type: ignore[assignment]  # in place of its name
+        require_tokens(made, name, self.task)
+        self._fit_check = FitCheck(name, made.vocab_size, length)
+        self._fit_check(self.vocab_size, None)
+        template = template_of(self.chat_template, made, name, self.task)
         settings = encoding_settings(given, template)
         self._source = source
         data = self.load(source)
         found = column_names(data, source.where)
-        for key, column in settings.columns.of(task).items():
+        for key, column in settings.columns.of(self.task).items():
             require_column(column, key, found, source.where)
         self.dataset = self.process(data, settings, source.where)
+
+    def _arguments(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arguments by name, and their defaults."""
+        known = fields(self)
+        given = {one.name: getattr(self, one.name) for one in known}
+        return given, {one.name: one.default for one in known}
 
     @event("create-tokenizer")
     def create_tokenizer(
@@ -243,17 +239,18 @@ class HuggingFaceDataProcessor(DataProcessor):
     @event("load")
     def load(self, source: DatasetSource) -> Any:
         """Return the split of the dataset."""
-        return source.open(self._cache_dir)
+        return source.open(self.cache_dir)
 
     @event("process")
     def process(self, data: Any, settings: EncodingSettings, where: str) -> CachedRows | RowStream:
         """Return the rows of tokens; make them if they are not cached, or as a stream."""
         kind = ClassEncoding if settings.task == "classification" else TurnsEncoding
-        encoding: Encoding = kind(settings, self.tokenizer, where)
-        if self._streams:
+        tokenizer: Any = self.tokenizer
+        encoding: Encoding = kind(settings, tokenizer, where)
+        if self.streaming:
             identity = self._source.identity()
             return RowStream(data, encoding, self.options, self._fit_check, where, identity)
-        given = self._cache_dir
+        given = self.cache_dir
         folder = default_cache_dir() if given is None else Path(given).expanduser()
         path = cached_rows(data, encoding, folder, where)
         return CachedRows(path, encoding, settings.max_sequence_length, self._fit_check)
@@ -263,7 +260,7 @@ class HuggingFaceDataProcessor(DataProcessor):
     def create_dataloader(self) -> DataLoader[Any]:
         """Return a loader of the rows; a stream makes whole batches itself."""
         options = self.options
-        if not self._streams:
+        if not self.streaming:
             return make_dataloader(self.dataset, options)
         has_workers = options.num_workers > 0
         return DataLoader(
@@ -280,8 +277,8 @@ class HuggingFaceDataProcessor(DataProcessor):
     def lengths_from_model(cls, arguments: Mapping[str, Any]) -> Mapping[str, str]:
         return {} if arguments.get("task") == "features" else LENGTH
 
-    @classmethod
-    def check_arguments(cls, **arguments: Any) -> list[str]:
+    @override
+    def missing(self) -> list[str]:
         """Check the arguments without reading data; return what is missing on this machine.
 
         A tokenizer on this machine is read; a name of the Hub is not looked up.
@@ -289,25 +286,18 @@ class HuggingFaceDataProcessor(DataProcessor):
         Raises:
             ConfigError: If arguments exclude each other, or the tokenizer cannot be used.
         """
-        defaults = _defaults()
-        given = defaults | arguments
+        given, defaults = self._arguments()
         check_use(given, defaults)
-        loading_options(given)
+        self.loading_options()
         lacks = source_of(given).check()
-        if given["task"] == "features":
+        name = self.tokenizer
+        if self.task == "features" or name is None:
             return lacks + feature_settings(given).pixels.missing()
-        name = given["tokenizer"]
         lacks += missing_tokenizer(name)
         if Path(name).expanduser().exists():
-            made = load_tokenizer(name, given["eos_token"], given["pad_token"])
-            require_tokens(made, name, given["task"])
-            length = given["max_sequence_length"] or 1  # not compared here
-            FitCheck(name, made.vocab_size, length)(given["vocab_size"], None)
-            template_of(given["chat_template"], made, name, given["task"])
+            made = load_tokenizer(name, self.eos_token, self.pad_token)
+            require_tokens(made, name, self.task)
+            length = self.max_sequence_length or 1  # not compared here
+            FitCheck(name, made.vocab_size, length)(self.vocab_size, None)
+            template_of(self.chat_template, made, name, self.task)
         return lacks
-
-
-def _defaults() -> dict[str, Any]:
-    """Return the arguments of the data processor that a call may omit."""
-    parameters = inspect.signature(HuggingFaceDataProcessor).parameters.values()
-    return {one.name: one.default for one in parameters if one.default is not one.empty}

@@ -9,8 +9,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Flag, NonNegativeSize, PositiveInt, Size, checked
+from modelzoo_trainer.base.constraints import Flag, Size, checked_dataclass
 from modelzoo_trainer.base.nested_settings import made
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.hooks.interceptors import event
@@ -21,8 +22,11 @@ from modelzoo_trainer.zoo.data.images.block_masks import BlockMasks
 from modelzoo_trainer.zoo.data.images.decoding import lacking_pillow, pillow, read_rgb
 from modelzoo_trainer.zoo.data.images.folders import IMAGES, ImageFiles, find_images, missing_folder
 from modelzoo_trainer.zoo.data.images.multi_crop import LIST, CropSettings, stacked
-from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
-from modelzoo_trainer.zoo.data.stream_processor import StreamProcessor, say_without_effect
+from modelzoo_trainer.zoo.data.stream_processor import (
+    PrecisionArguments,
+    StreamProcessor,
+    say_without_effect,
+)
 
 _DATASET: Final = "Imagenet"
 _TRANSFORM: Final = "Dinov2Transform"
@@ -30,10 +34,6 @@ _CROPS: Final = "multi_crop_transform"
 _MASKS: Final = "masked_patch_transform"
 _KIND: Final = replace(IMAGES, setting="dataset.root")
 _OF_MASKS: Final = 1  # distinguishes seeds
-_NO_EFFECT: Final = {
-    "mixed_precision": "the section precision decides what a model gets",
-    "fp16_type": "the section precision decides what a model gets",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,8 @@ class ImageViews(BatchDataset):
         return torch.from_numpy(found)
 
 
-class DinoImageDataProcessor(StreamProcessor):
+@checked_dataclass(kw_only=True)
+class DinoImageDataProcessor(PrecisionArguments, StreamProcessor):
     """Load batches of several crops of images, with masks of their patches.
 
     Images are `root/split/CLASS/IMAGE`. Random transforms only depend on `shuffle_seed`, the epoch,
@@ -164,21 +165,16 @@ class DinoImageDataProcessor(StreamProcessor):
     `batch_size`: not on workers, processes, or where a run was resumed.
 
     Args:
-        dataset: `name: Imagenet`, `root` (the folder above `train` and `val`) and `split`.
-        ssl_transform: `name: Dinov2Transform`, `multi_crop_transform` and `masked_patch_transform`:
-            see the documentation of data processors. Without the latter, batches have no masks.
         batch_size: Images per batch over all processes, a multiple of their number.
         shuffle: Whether to shuffle, each epoch in its own order.
         shuffle_seed: Seed of the order and of all random numbers; default: 0.
-        num_samples: Images per epoch; null = all.
-        num_workers: Number of worker processes; 0 = load in the main process.
         drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
             no image is lost.
+        dataset: `name: Imagenet`, `root` (the folder above `train` and `val`) and `split`.
+        ssl_transform: `name: Dinov2Transform`, `multi_crop_transform` and `masked_patch_transform`:
+            see the documentation of data processors. Without the latter, batches have no masks.
+        num_samples: Images per epoch; null = all.
         pad_last: Must be false: images have no padding.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
-        mixed_precision: No effect.
-        fp16_type: No effect.
 
     Shapes:
         With G global and L local crops and P patches: global_view: (B, G, 3, height, width),
@@ -190,102 +186,58 @@ class DinoImageDataProcessor(StreamProcessor):
             with the path of an image that cannot be read.
     """
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        dataset: dict[str, Any],
-        ssl_transform: dict[str, Any],
-        batch_size: PositiveInt,
-        shuffle: Flag = True,
-        shuffle_seed: ShuffleSeed | None = None,
-        num_samples: Size | None = None,
-        num_workers: NonNegativeSize = 0,
-        drop_last: Flag = True,
-        pad_last: Flag = False,
-        prefetch_factor: Size | None = 10,
-        persistent_workers: Flag | None = True,
-        mixed_precision: Any = None,
-        fp16_type: Any = None,
-    ) -> None:
-        folder, crops, masks = _checked(dataset, ssl_transform)
-        _check_padding(pad_last)
-        say_without_effect(
-            type(self).__name__,
-            {"mixed_precision": mixed_precision, "fp16_type": fp16_type},
-            _NO_EFFECT,
-        )
-        seed = shuffle_seed or 0
-        self.options = LoadingOptions(
-            global_batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=seed,
-            num_workers=num_workers,
-            drop_last=drop_last,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=bool(persistent_workers),
-        )
+    dataset: dict[str, Any]  # type: ignore[assignment]  # an argument first, then the samples
+    ssl_transform: dict[str, Any]
+    num_samples: Size | None = None
+    pad_last: Flag = False
+
+    def __post_init__(self) -> None:
+        folder, crops, masks = self._checked()
+        say_without_effect(self)
+        self.options = self.loading_options()
         pillow()
-        files = self.load(folder.root, folder.split)
-        self.dataset = ImageViews(files, crops, masks, batch_size, seed)
-        self.members = [Member(0, len(files), num_samples or len(files))]
+        files, seed = self.load(folder.root, folder.split), self.options.shuffle_seed
+        views = ImageViews(files, crops, masks, self.batch_size, seed)
+        self.dataset = views  # type: ignore[assignment]  # as above
+        self.members = [Member(0, len(files), self.num_samples or len(files))]
 
     @event("load")
     def load(self, root: str, split: str) -> ImageFiles:
         """Return the images of a split."""
         return find_images(root, split, _KIND)
 
-    @classmethod
-    def check_arguments(
-        cls,
-        *,
-        dataset: dict[str, Any],
-        ssl_transform: dict[str, Any],
-        pad_last: bool = False,
-        **others: Any,
-    ) -> list[str]:
-        """Check the arguments without opening files; return what is missing on this machine.
-
-        Raises:
-            ConfigError: If an argument is invalid, or arguments do not fit each other.
-        """
-        folder, _, _ = _checked(dataset, ssl_transform)
-        _check_padding(pad_last)
+    @override
+    def missing(self) -> list[str]:
+        folder, _, _ = self._checked()
         return lacking_pillow() + missing_folder(folder.root, folder.split, _KIND)
 
+    def _checked(self) -> tuple[_Folder, CropSettings, BlockMasks | None]:
+        """Return the settings of the data.
 
-def _check_padding(pad_last: bool) -> None:
-    if pad_last:
-        raise ConfigError(
-            "pad_last is true, but images have no padding rows. Set pad_last: false; with "
-            "drop_last: true, all batches are full."
-        )
-
-
-def _checked(
-    dataset: object, ssl_transform: object
-) -> tuple[_Folder, CropSettings, BlockMasks | None]:
-    """Return the settings of the data.
-
-    Raises:
-        ConfigError: If one is invalid, or they do not fit each other.
-    """
-    folder = made(_Folder, dataset, "dataset")
-    _check_name("dataset.name", folder.name, _DATASET)
-    if not folder.root:
-        raise ConfigError("dataset.root is empty. Give the folder above train and val.")
-    transform = made(_Transform, ssl_transform, "ssl_transform")
-    _check_name("ssl_transform.name", transform.name, _TRANSFORM)
-    crops = made(CropSettings, transform.multi_crop_transform, f"ssl_transform.{_CROPS}")
-    if transform.masked_patch_transform is None:
-        return folder, crops, None
-    masks = made(BlockMasks, transform.masked_patch_transform, f"ssl_transform.{_MASKS}")
-    if masks.image_size != crops.global_image_size:
-        raise ConfigError(
-            f"ssl_transform.{_MASKS}.image_size is {masks.image_size}, but {_CROPS} has the "
-            f"global_image_size {crops.global_image_size}. Make them equal."
-        )
-    return folder, crops, masks
+        Raises:
+            ConfigError: If one is invalid, or they do not fit each other.
+        """
+        folder = made(_Folder, self.dataset, "dataset")
+        _check_name("dataset.name", folder.name, _DATASET)
+        if not folder.root:
+            raise ConfigError("dataset.root is empty. Give the folder above train and val.")
+        transform = made(_Transform, self.ssl_transform, "ssl_transform")
+        _check_name("ssl_transform.name", transform.name, _TRANSFORM)
+        crops = made(CropSettings, transform.multi_crop_transform, f"ssl_transform.{_CROPS}")
+        if self.pad_last:
+            raise ConfigError(
+                "pad_last is true, but images have no padding rows. Set pad_last: false; with "
+                "drop_last: true, all batches are full."
+            )
+        if transform.masked_patch_transform is None:
+            return folder, crops, None
+        masks = made(BlockMasks, transform.masked_patch_transform, f"ssl_transform.{_MASKS}")
+        if masks.image_size != crops.global_image_size:
+            raise ConfigError(
+                f"ssl_transform.{_MASKS}.image_size is {masks.image_size}, but {_CROPS} has the "
+                f"global_image_size {crops.global_image_size}. Make them equal."
+            )
+        return folder, crops, masks
 
 
 def _check_name(where: str, given: str, known: str) -> None:

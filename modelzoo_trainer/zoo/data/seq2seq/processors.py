@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,33 +14,27 @@ from typing_extensions import override
 from modelzoo_trainer.base.constraints import (
     Flag,
     NonNegativeSize,
-    PositiveInt,
     Size,
-    checked,
+    checked_dataclass,
+    without_effect,
 )
 from modelzoo_trainer.core.parts.model_length import PAIR_LENGTHS, given_or_model_length
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import event
 from modelzoo_trainer.loading.stream import Member
 from modelzoo_trainer.zoo.data.folders import META, Listed, distinct_folders, read_meta
-from modelzoo_trainer.zoo.data.processor import LoadingOptions, ShuffleSeed
 from modelzoo_trainer.zoo.data.seq2seq.rows import Layout, PairRows, SpanRows, TranslationRows
 from modelzoo_trainer.zoo.data.seq2seq.spans import counts_of, longest_text
 from modelzoo_trainer.zoo.data.seq2seq.text_lines import TextLines, index_file, warn_of_count
-from modelzoo_trainer.zoo.data.stream_processor import StreamProcessor, say_once, say_without_effect
+from modelzoo_trainer.zoo.data.stream_processor import (
+    ALL_ARE_SHUFFLED,
+    StreamProcessor,
+    say_once,
+    say_without_effect,
+)
 from modelzoo_trainer.zoo.data.vocabulary import Vocabulary, missing_vocabulary
 
-_NO_EFFECT: Final = {
-    "shuffle_buffer": "shuffle puts all samples of all files into a random order",
-    "buckets": "all batches are padded to src_max_sequence_length and tgt_max_sequence_length",
-    "vocab_size": "the vocabulary file and extra_ids decide",
-    "tgt_vocab_file": "inputs and outputs have the vocabulary of src_vocab_file",
-    "tgt_data_dir": "the files of src_data_dir have inputs and outputs",
-    "mixed_precision": "token ids are integers",
-    "fp16_type": "token ids are integers",
-    "pack_sequences": "pairs of lines are not joined",
-    "num_documents_to_concatenate": "pack_sequences is false",
-}
+_OF_NUMBERS: Final = "token ids are integers"
 _SHORTEST_INPUT: Final = 3
 _NUM_PACKED: Final = 128
 _NUM_LOOKED_AT: Final = 100  # lines, and tokens of a line
@@ -53,95 +48,86 @@ class SpanOptions(NamedTuple):
     seed: int
 
 
+@checked_dataclass(kw_only=True)
 class SequencePairProcessor(StreamProcessor):
-    """Base class of the data processors of this module."""
+    """Base class of the data processors of this module.
+
+    Args:
+        batch_size: Samples per batch over all processes, a multiple of their number.
+        src_data_dir: One or a list of folders.
+        do_lower: Whether text and vocabulary are converted to lower case.
+        dynamic_loss_weight: Whether batches have `loss_weight`: 1 / tokens of the output.
+        oov_token: Token for those that the vocabulary lacks.
+        sos_token: Token before an output.
+        eos_token: Token after an output.
+        pad_token: Token that fills sequences.
+        labels_pad_id: Id, or token, that fills labels; default: `pad_token`.
+        input_pad_id: Id, or token, that fills inputs; default: `pad_token`.
+    """
 
     model_lengths = PAIR_LENGTHS
-    dataset: PairRows
+    persistent_workers: Flag = True
+    src_vocab_file: str
+    src_data_dir: str | list[str]
+    src_max_sequence_length: Size | None = None
+    tgt_max_sequence_length: Size | None = None
+    extra_ids: NonNegativeSize = 0
+    do_lower: Flag = False
+    dynamic_loss_weight: Flag = False
+    pack_sequences: Flag = False
+    num_documents_to_concatenate: Size = _NUM_PACKED
+    oov_token: str = "<unk>"
+    sos_token: str = "<s>"
+    eos_token: str = "</s>"
+    pad_token: str = "<pad>"
+    labels_pad_id: int | str | None = None
+    input_pad_id: int | str | None = None
+    shuffle_buffer: Size | None = without_effect(ALL_ARE_SHUFFLED)
+    buckets: list[int] | None = without_effect(
+        "all batches are padded to src_max_sequence_length and tgt_max_sequence_length"
+    )
+    vocab_size: Any = without_effect("the vocabulary file and extra_ids decide")
+    tgt_vocab_file: Any = without_effect("inputs and outputs have the vocabulary of src_vocab_file")
+    tgt_data_dir: Any = without_effect("the files of src_data_dir have inputs and outputs")
+    mixed_precision: Any = without_effect(_OF_NUMBERS)
+    fp16_type: Any = without_effect(_OF_NUMBERS)
+    dataset: PairRows = field(init=False)
 
-    @checked()
-    def __init__(
-        self,
-        *,
-        src_vocab_file: str,
-        src_data_dir: str | list[str],
-        batch_size: PositiveInt,
-        src_max_sequence_length: Size | None = None,
-        tgt_max_sequence_length: Size | None = None,
-        extra_ids: NonNegativeSize = 0,
-        shuffle: Flag = True,
-        shuffle_seed: ShuffleSeed | None = None,
-        shuffle_buffer: Size | None = None,
-        num_workers: NonNegativeSize = 0,
-        drop_last: Flag = True,
-        prefetch_factor: Size | None = 10,
-        persistent_workers: Flag = True,
-        do_lower: Flag = False,
-        buckets: list[int] | None = None,
-        dynamic_loss_weight: Flag = False,
-        pack_sequences: Flag = False,
-        num_documents_to_concatenate: Size = _NUM_PACKED,
-        oov_token: str = "<unk>",
-        sos_token: str = "<s>",
-        eos_token: str = "</s>",
-        pad_token: str = "<pad>",
-        labels_pad_id: int | str | None = None,
-        input_pad_id: int | str | None = None,
-        vocab_size: Any = None,
-        tgt_vocab_file: Any = None,
-        tgt_data_dir: Any = None,
-        mixed_precision: Any = None,
-        fp16_type: Any = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         owner = type(self).__name__
-        src_max_sequence_length = given_or_model_length(
-            src_max_sequence_length, "src_max_sequence_length", owner
+        input_length = given_or_model_length(
+            self.src_max_sequence_length, "src_max_sequence_length", owner
         )
-        tgt_max_sequence_length = given_or_model_length(
-            tgt_max_sequence_length, "tgt_max_sequence_length", owner
+        target_length = given_or_model_length(
+            self.tgt_max_sequence_length, "tgt_max_sequence_length", owner
         )
-        self.check_lengths(src_max_sequence_length, tgt_max_sequence_length, extra_ids)
-        ignored: dict[str, Any] = {
-            "shuffle_buffer": shuffle_buffer,
-            "buckets": buckets,
-            "vocab_size": vocab_size,
-            "tgt_vocab_file": tgt_vocab_file,
-            "tgt_data_dir": tgt_data_dir,
-            "mixed_precision": mixed_precision,
-            "fp16_type": fp16_type,
-        }
-        if not pack_sequences and num_documents_to_concatenate != _NUM_PACKED:
-            ignored["num_documents_to_concatenate"] = num_documents_to_concatenate
-        say_without_effect(owner, ignored | self.without_effect(pack_sequences), _NO_EFFECT)
-        seed = shuffle_seed or 0
-        self.options = LoadingOptions(
-            global_batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=seed,
-            num_workers=num_workers,
-            drop_last=drop_last,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-        )
+        self.check_lengths(input_length, target_length, self.extra_ids)
+        say_without_effect(self)
+        num_packed = self.num_documents_to_concatenate
+        if not self.pack_sequences and num_packed != _NUM_PACKED:
+            say_once(
+                f"{owner}.num_documents_to_concatenate has no effect: pack_sequences is false."
+            )
+        self.options = self.loading_options()
         vocabulary = Vocabulary(
-            src_vocab_file,
+            self.src_vocab_file,
             argument="src_vocab_file",
-            oov_token=oov_token,
-            extra_ids=extra_ids,
-            case="lower" if do_lower else "counts",
+            oov_token=self.oov_token,
+            extra_ids=self.extra_ids,
+            case="lower" if self.do_lower else "counts",
         )
-        pad_id = vocabulary.id_of(pad_token, "pad_token")
+        pad_id = vocabulary.id_of(self.pad_token, "pad_token")
         layout = Layout(
-            input_length=src_max_sequence_length,
-            target_length=tgt_max_sequence_length,
-            start_id=vocabulary.id_of(sos_token, "sos_token"),
-            end_id=vocabulary.id_of(eos_token, "eos_token"),
-            input_pad_id=_pad_id(vocabulary, input_pad_id, "input_pad_id", pad_id),
-            label_pad_id=_pad_id(vocabulary, labels_pad_id, "labels_pad_id", pad_id),
-            has_weights=dynamic_loss_weight,
+            input_length=input_length,
+            target_length=target_length,
+            start_id=vocabulary.id_of(self.sos_token, "sos_token"),
+            end_id=vocabulary.id_of(self.eos_token, "eos_token"),
+            input_pad_id=_pad_id(vocabulary, self.input_pad_id, "input_pad_id", pad_id),
+            label_pad_id=_pad_id(vocabulary, self.labels_pad_id, "labels_pad_id", pad_id),
+            has_weights=self.dynamic_loss_weight,
         )
-        folders = distinct_folders(src_data_dir, "src_data_dir")
-        spans = SpanOptions(num_documents_to_concatenate if pack_sequences else 1, seed)
+        folders = distinct_folders(self.src_data_dir, "src_data_dir")
+        spans = SpanOptions(num_packed if self.pack_sequences else 1, self.options.shuffle_seed)
         self.dataset = self.load(folders, vocabulary, layout, spans)
         _warn_of_unknown(self.dataset)
         self.members = [Member(0, len(self.dataset), len(self.dataset))]
@@ -167,33 +153,13 @@ class SequencePairProcessor(StreamProcessor):
             ConfigError: If there are too few of them.
         """
 
-    @classmethod
-    def without_effect(cls, pack_sequences: bool) -> dict[str, Any]:
-        """Return further arguments that have no effect, by name."""
-        del pack_sequences
-        return {}
-
-    @classmethod
-    def check_arguments(
-        cls,
-        *,
-        src_vocab_file: str,
-        src_data_dir: str | list[str],
-        src_max_sequence_length: int | None = None,
-        tgt_max_sequence_length: int | None = None,
-        extra_ids: int = 0,
-        **others: Any,
-    ) -> list[str]:
-        """Check the arguments without opening files; return what is missing on this machine.
-
-        Raises:
-            ConfigError: If lengths and sentinels do not fit, or `src_data_dir` is invalid.
-        """
-        del others
-        if src_max_sequence_length is not None and tgt_max_sequence_length is not None:
-            cls.check_lengths(src_max_sequence_length, tgt_max_sequence_length, extra_ids)
-        lacks = missing_vocabulary(src_vocab_file, "src_vocab_file")
-        folders = distinct_folders(src_data_dir, "src_data_dir")
+    @override
+    def missing(self) -> list[str]:
+        inputs, outputs = self.src_max_sequence_length, self.tgt_max_sequence_length
+        if inputs is not None and outputs is not None:
+            self.check_lengths(inputs, outputs, self.extra_ids)
+        lacks = missing_vocabulary(self.src_vocab_file, "src_vocab_file")
+        folders = distinct_folders(self.src_data_dir, "src_data_dir")
         return lacks + [
             f"src_data_dir {folder!r} is not a folder with a file {META}."
             for folder in folders
@@ -210,39 +176,16 @@ class T5DynamicDataProcessor(SequencePairProcessor):
     average: another choice in each epoch, which depends on the seed, the epoch and the sample only.
 
     Args:
+        shuffle_seed: Seed of the order and of the spans; default: 0.
         src_vocab_file: File of the vocabulary: one token a line, whose number is its id.
-        src_data_dir: One or a list of folders.
-        batch_size: Samples per batch over all processes, a multiple of their number.
         src_max_sequence_length: Tokens of an input; default: `src_max_position_embeddings` of the
             model.
         tgt_max_sequence_length: Tokens of an output; 114 for inputs of 512. Default:
             `tgt_max_position_embeddings` of the model.
         extra_ids: Sentinels, which mark the spans: the ids after the vocabulary, the last one
             first; 28 for inputs of 512.
-        shuffle: Whether to shuffle; each epoch has its own order.
-        shuffle_seed: Seed of the order and of the spans; default: 0.
-        shuffle_buffer: No effect.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
-            no sample is lost.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
-        do_lower: Whether text and vocabulary are converted to lower case.
-        buckets: No effect.
-        dynamic_loss_weight: Whether batches have `loss_weight`: 1 / tokens of the output.
         pack_sequences: Whether documents are joined before they are cut.
         num_documents_to_concatenate: How many.
-        oov_token: Token for those that the vocabulary lacks.
-        sos_token: Token before an output.
-        eos_token: Token after an output.
-        pad_token: Token that fills sequences.
-        labels_pad_id: Id, or token, that fills labels; default: `pad_token`.
-        input_pad_id: Id, or token, that fills inputs; default: `pad_token`.
-        vocab_size: No effect.
-        tgt_vocab_file: No effect.
-        tgt_data_dir: No effect.
-        mixed_precision: No effect.
-        fp16_type: No effect.
 
     Shapes:
         A batch: input_ids and attention_mask (B, `src_max_sequence_length`); decoder_input_ids,
@@ -290,6 +233,7 @@ class T5DynamicDataProcessor(SequencePairProcessor):
             )
 
 
+@checked_dataclass(kw_only=True)
 class TransformerDynamicDataProcessor(SequencePairProcessor):
     """Load pairs of lines from text files: an input, and the output to predict.
 
@@ -300,36 +244,11 @@ class TransformerDynamicDataProcessor(SequencePairProcessor):
 
     Args:
         src_vocab_file: File of the vocabulary of both: one token a line, whose number is its id.
-        src_data_dir: One or a list of folders.
-        batch_size: Samples per batch over all processes, a multiple of their number.
         src_max_sequence_length: Tokens of an input; longer ones are left out. Default:
             `src_max_position_embeddings` of the model.
         tgt_max_sequence_length: Tokens of an output; likewise, `tgt_max_position_embeddings`.
         extra_ids: Ids that the model has besides the vocabulary.
-        shuffle: Whether to shuffle; each epoch has its own order.
-        shuffle_seed: Seed of the order; default: 0.
-        shuffle_buffer: No effect.
-        num_workers: Number of worker processes; 0 = load in the main process.
-        drop_last: Whether an incomplete batch at the end of an epoch begins the next epoch instead;
-            no sample is lost.
-        prefetch_factor: Batches that each worker prefetches.
-        persistent_workers: Whether workers persist between epochs.
-        do_lower: Whether text and vocabulary are converted to lower case.
-        buckets: No effect.
-        dynamic_loss_weight: Whether batches have `loss_weight`: 1 / tokens of the output.
-        pack_sequences: No effect.
         num_documents_to_concatenate: No effect.
-        oov_token: Token for those that the vocabulary lacks.
-        sos_token: Token before an output.
-        eos_token: Token after an output.
-        pad_token: Token that fills sequences.
-        labels_pad_id: Id, or token, that fills labels; default: `pad_token`.
-        input_pad_id: Id, or token, that fills inputs; default: `pad_token`.
-        vocab_size: No effect.
-        tgt_vocab_file: No effect.
-        tgt_data_dir: No effect.
-        mixed_precision: No effect.
-        fp16_type: No effect.
 
     Shapes:
         A batch: as of `T5DynamicDataProcessor`.
@@ -337,6 +256,8 @@ class TransformerDynamicDataProcessor(SequencePairProcessor):
     Raises:
         ConfigError: If a file cannot be read, or two files have not as many lines.
     """
+
+    pack_sequences: Flag = without_effect("pairs of lines are not joined", default=False)
 
     @override
     def open(
@@ -366,11 +287,6 @@ class TransformerDynamicDataProcessor(SequencePairProcessor):
                 f"({layout.target_length}), or more."
             )
         return dataset
-
-    @classmethod
-    @override
-    def without_effect(cls, pack_sequences: bool) -> dict[str, Any]:
-        return {"pack_sequences": pack_sequences}
 
 
 def _place_of(name: str, folder: str) -> str:
