@@ -99,6 +99,7 @@ class AcceleratorBackend(AsynchronousBackend):
     """
 
     name = "accelerator"
+    caps = dataclasses.replace(AsynchronousBackend.caps, several_ranks=True)
 
     def __init__(self, *, kind: str, index: int | None = None, **options: Any) -> None:
         rank = local_rank() if index is None else None

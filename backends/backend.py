@@ -44,6 +44,7 @@ class Caps:
         float64: Double precision is supported.
         sharded_state: A rank holds only a shard of the state.
         collectives: There are several ranks.
+        several_ranks: There may be several, each with its own device, over torch.distributed.
         looks_ahead: Batches may be fetched before earlier ones are trained on.
         refused_dtypes: Dtypes that `autocast` does not support and that must not be replaced, each
             with the reason.
@@ -57,6 +58,7 @@ class Caps:
     float64: bool = True
     sharded_state: bool = False
     collectives: bool = False
+    several_ranks: bool = False
     looks_ahead: bool = False
     refused_dtypes: Mapping[torch.dtype, str] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import torch
 
-from .backend import Backend, Region
+from .backend import Backend, Caps, Region
 
 _DEVICE: Final = torch.device("cpu")
 
@@ -30,6 +30,7 @@ class CpuBackend(Backend):
     """The CPU: values are available at once, so reads are delivered at the step's end."""
 
     name = "cpu"
+    caps = Caps(several_ranks=True)
 
     @staticmethod
     def is_available() -> bool:

@@ -26,7 +26,6 @@ _KNOWN: Final[dict[str, tuple[str, str]]] = {
     "meta": (".meta", "MetaBackend"),
     "xla": (".xla.backend", "XlaBackend"),
 }
-_LAYERED: Final = frozenset({"accelerator", "cpu", "cuda"})
 _SHARED: Final = (*ParallelSettings.OPTIONS, "timeout")  # only used with several ranks
 _ALIASES: Final = {"gpu": "cuda"}
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -39,35 +38,62 @@ def backend_names() -> list[str]:
     return sorted({*_KNOWN, *_ALIASES, *_ACCELERATORS, "auto"})
 
 
-def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backend:
+def make_backend(device: str | type[Backend], options: Mapping[str, Any] | None = None) -> Backend:
     """Create the backend of a device; nothing starts before its `open`.
 
     Args:
         device: One of `backend_names`, in any case; "auto" = the accelerator found by torch, else
-            the kind in PJRT_DEVICE for torch_xla (except the CPU), else the CPU.
+            the kind in PJRT_DEVICE for torch_xla (except the CPU), else the CPU. Or a class.
         options: The backend's arguments.
 
     Raises:
-        BackendError: If the name or an option is unknown.
+        BackendError: If the name or an option is unknown, or the class is incomplete.
         BackendUnavailable: If the device does not exist.
     """
-    name, cls, arguments = _class_of(device)
-    is_layered = cls.name in _LAYERED
-    given = _checked(cls, dict(options or {}), _SHARED if is_layered else ())
+    if isinstance(device, str):
+        name, cls, arguments = _class_of(device)
+        shown = repr(device)
+    else:
+        name, cls, arguments = "", device, {}
+        shown = cls.__name__
+        _check_complete(cls)
+    given = _checked(cls, dict(options or {}), _SHARED if cls.caps.several_ranks else ())
     if not (cls.is_available(name) if name in _ACCELERATORS else cls.is_available()):  # type: ignore[call-arg]
-        raise BackendUnavailable(
-            f"device: {device!r} is not available: torch {torch.__version__} finds {_found()}. "
-            f"Use device: cpu or auto, or install a torch build for it."
-        )
+        raise BackendUnavailable(f"device: {shown} is not available: {_why_not(device)}")
     if not _has_others():
-        return _alone(cls, arguments, given) if is_layered else cls(**arguments, **given)
-    if not is_layered:
+        return (
+            _alone(cls, arguments, given) if cls.caps.several_ranks else cls(**arguments, **given)
+        )
+    if not cls.caps.several_ranks:
         raise BackendError(
-            f"device: {device!r} supports a single process, but this is one of several. Start it "
+            f"device: {shown} supports a single process, but this is one of several. Start it "
             f"without torchrun, or use device: cpu, gpu or auto."
         )
-    layer: type[Backend] = importlib.import_module(".parallel.backend", __package__).LAYERS[cls]
-    return layer(**arguments, **given)
+    return _over_ranks(cls)(**arguments, **given)
+
+
+def _why_not(device: str | type[Backend]) -> str:
+    if isinstance(device, str):
+        return (
+            f"torch {torch.__version__} finds {_found()}. Use device: cpu or auto, or install a "
+            f"torch build for it."
+        )
+    return "its is_available() is False. Use device: cpu or auto."
+
+
+def _check_complete(cls: type[Backend]) -> None:
+    """Raise a `BackendError` if a class lacks what `Backend` leaves to its subclasses."""
+    lacks = sorted(cls.__abstractmethods__) + ["name"] * (not hasattr(cls, "name"))
+    if lacks:
+        raise BackendError(
+            f"device: {cls.__name__} is not a complete backend. Define {', '.join(lacks)}."
+        )
+
+
+def _over_ranks(cls: type[Backend]) -> type[Backend]:
+    """Return the version of a backend for several ranks."""
+    layer: type[Backend] = importlib.import_module(".parallel.backend", __package__).ParallelBackend
+    return type(f"Parallel{cls.__name__}", (layer, cls), {"__module__": cls.__module__})
 
 
 def _class_of(device: str) -> tuple[str, type[Backend], dict[str, Any]]:
@@ -130,12 +156,20 @@ def _alone(cls: type[Backend], arguments: dict[str, Any], given: dict[str, Any])
 
 
 def _checked(cls: type[Backend], options: dict[str, Any], others: Iterable[str]) -> dict[str, Any]:
-    known = _option_names(cls) | set(others)
+    known = _options_of(cls)
     for key in options:
-        if key not in known:
-            raise BackendError(
-                f"backend.{key}: no such option of {cls.name}. {suggest(str(key), known)}"
-            )
+        if key not in known and key not in others:
+            advice = suggest(str(key), {*known, *others})
+            raise BackendError(f"backend.{key}: no such option of {cls.name}. {advice}")
+    for key, is_required in known.items():
+        if is_required and key not in options:
+            raise BackendError(f"backend.{key}: missing; {cls.__name__} requires it.")
+    _read_compile(options)
+    return options
+
+
+def _read_compile(options: dict[str, Any]) -> None:
+    """Replace the option `compile`, a name or a mapping, by its object."""
     chosen = options.get("compile")
     if isinstance(chosen, str):
         options["compile"] = CompileOptions(target=chosen)  # type: ignore[arg-type]
@@ -146,17 +180,22 @@ def _checked(cls: type[Backend], options: dict[str, Any], others: Iterable[str])
             raise BackendError(f"backend.compile: {error}") from None
     if isinstance(options.get("compile"), CompileOptions):
         check_choice("compile.target", options["compile"].target, ("model", "blocks"))
-    return options
 
 
-def _option_names(cls: type[Backend]) -> set[str]:
-    names: set[str] = set()
+def _options_of(cls: type[Backend]) -> dict[str, bool]:
+    """Return the options of a backend by name, and whether they are required."""
+    options: dict[str, bool] = {}
     for base in cls.__mro__:
-        init = vars(base).get("__init__")
-        if init is not None and base is not object:
-            parameters = inspect.signature(init).parameters.values()
-            names |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-    return names - {"kind"}
+        if "__init__" not in vars(base):
+            continue
+        _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for one in parameters:
+            if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD):
+                options.setdefault(one.name, one.default is one.empty)
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+            break  # it passes on none to its base
+    options.pop("kind", None)
+    return options
 
 
 def _is_installed(package: str) -> bool:

@@ -19,12 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adafactor, Optimizer
 from typing_extensions import override
 
-from ..accelerator import AcceleratorBackend
 from ..backend import Backend
 from ..conditional_step import skip_step
 from ..coordination.world import join
-from ..cpu import CpuBackend
-from ..cuda import CudaBackend
 from ..errors import BackendError
 from ..fast_step import plain_step
 from ..loss_window import LossWindow
@@ -261,23 +258,3 @@ class ParallelBackend(Backend):
                 "A step left parameters without a gradient. Set backend.find_unused_parameters: "
                 "true, or remove those parameters from the model."
             )
-
-
-class ParallelCpuBackend(ParallelBackend, CpuBackend):
-    """The CPU, with several ranks."""
-
-
-class ParallelAcceleratorBackend(ParallelBackend, AcceleratorBackend):
-    """An accelerator of torch for each rank."""
-
-
-class ParallelCudaBackend(ParallelBackend, CudaBackend):
-    """A CUDA device for each rank."""
-
-
-LAYERS: Final[dict[type[Backend], type[ParallelBackend]]] = {
-    CpuBackend: ParallelCpuBackend,
-    AcceleratorBackend: ParallelAcceleratorBackend,
-    CudaBackend: ParallelCudaBackend,
-}
-"""Backends with a version for several ranks."""

@@ -1,12 +1,13 @@
-"""Import a module that a user's file names."""
+"""Import what a user's file names: a module, or something in it."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, suggest
 
 
 def import_module(name: str, advice: str = "Name a module: package.module.") -> ModuleType:
@@ -35,3 +36,27 @@ def import_module(name: str, advice: str = "Name a module: package.module.") -> 
             f"Cannot import {error.name!r}. Put it next to the YAML file or in the working "
             f"directory, or install it."
         ) from None
+
+
+def import_path(path: str) -> Any:
+    """Import and return the class or function at a dotted path.
+
+    `path`: `package.module.Name`.
+
+    Raises:
+        ConfigError: If there is no such module, or no such name in it. Errors inside the module
+            are raised unchanged.
+    """
+    module_name, _, name = path.rpartition(".")
+    advice = "Give the path of a class or function: package.module.Name."
+    module = import_module(module_name, advice)
+    try:
+        value = getattr(module, name, None)
+    except ImportError as error:  # with a hint
+        raise ConfigError(str(error)) from None
+    if value is None:
+        public = [known for known, item in vars(module).items() if isinstance(item, type)]
+        raise ConfigError(f"{module_name} has no {name!r}. {suggest(name, public)}")
+    if not callable(value):
+        raise ConfigError(f"{path!r} is {value!r}; expected a class.")
+    return value

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
+from modelzoo_trainer.base.named_backends import is_path
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.components import check_plain
 from modelzoo_trainer.config.names import Names
@@ -99,7 +100,8 @@ def check_device(
         )
     elif values or options:
         _try_backend(given, backend, values[0] if values else None, options, names, problems)
-    return (values[0].lower() if values else None), options
+    name = values[0] if values else None
+    return name if name is None or is_path(name) else name.lower(), options
 
 
 def _take_out_foreign(backend: Place, problems: Problems) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from types import EllipsisType, ModuleType
 from typing import Any, Final, Self
 
 from modelzoo_trainer.base.foreign_names import CALLBACKS, advice_for
-from modelzoo_trainer.base.user_modules import import_module
+from modelzoo_trainer.base.user_modules import import_path
 from modelzoo_trainer.config.arguments import Schema
 from modelzoo_trainer.config.positions import Lack, Place, Problems
 from modelzoo_trainer.config.positions import Mapping as MappingNode
@@ -218,27 +218,3 @@ class Names:
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
     # makes the default loggers
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
-
-
-def import_path(path: str) -> Any:
-    """Import and return the class or function at a dotted path.
-
-    `path`: `package.module.Name`.
-
-    Raises:
-        ConfigError: If there is no such module, or no such name in it. Errors inside the module
-            are raised unchanged.
-    """
-    module_name, _, name = path.rpartition(".")
-    advice = "Give the path of a class or function: package.module.Name."
-    module = import_module(module_name, advice)
-    try:
-        value = getattr(module, name, None)
-    except ImportError as error:  # with a hint
-        raise ConfigError(str(error)) from None
-    if value is None:
-        public = [known for known, item in vars(module).items() if isinstance(item, type)]
-        raise ConfigError(f"{module_name} has no {name!r}. {suggest(name, public)}")
-    if not callable(value):
-        raise ConfigError(f"{path!r} is {value!r}; expected a class.")
-    return value

@@ -14,12 +14,8 @@ from typing import Any, Final
 import torch
 
 from modelzoo_trainer import callbacks, core, loggers
-from modelzoo_trainer.base.devices import (
-    BackendError,
-    BackendUnavailable,
-    backend_names,
-    make_backend,
-)
+from modelzoo_trainer.base.devices import BackendError, BackendUnavailable, backend_names
+from modelzoo_trainer.base.named_backends import is_path, named_backend
 from modelzoo_trainer.checkpointing.stores.urls import is_url, parse_url
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.fitting import fitting, fitting_callback, with_groups, with_optimizer
@@ -117,9 +113,9 @@ def _try_backend(device: str | None, options: Mapping[str, Any]) -> str | None:
     """Make a backend, which starts nothing, and discard it."""
     name = device or "cpu"
     try:
-        make_backend(name, options)
+        named_backend(name, options)
     except BackendUnavailable as error:
-        if name.lower() in backend_names():
+        if is_path(name) or name.lower() in backend_names():
             return str(error)
         raise ConfigError(str(error)) from None
     except BackendError as error:

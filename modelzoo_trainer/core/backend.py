@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from modelzoo_trainer.base.devices import Backend, BackendError, BackendUnavailable, make_backend
+from modelzoo_trainer.base.devices import Backend, BackendError, BackendUnavailable
+from modelzoo_trainer.base.named_backends import named_backend
 from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.errors import ConfigError
 
@@ -22,7 +23,8 @@ class BackendCallback(CoreCallback):
     Args:
         backend: A backend, or options for that of `device`.
         device: A device name, case-insensitive; "auto" = the available accelerator, else the CPU.
-            None = "cpu", or the type given by `backend`.
+            Or the dotted path of a subclass of `backends.Backend`. None = "cpu", or the type given
+            by `backend`.
 
     Raises:
         ConfigError: If both a backend and a device are given, or one is invalid.
@@ -71,7 +73,7 @@ class BackendCallback(CoreCallback):
             return self._backend
         options = dict(self._backend or {})
         named = options.pop("backend_type", None)
-        return make_backend(self._device or named or "cpu", options)
+        return named_backend(self._device or named or "cpu", options)
 
     @override
     def finalize(self) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from backends import Backend, make_backend
 from backends.accelerator import AcceleratorBackend
+from backends.select import _KNOWN, _class_of
 from tests.xla_here import HAS_XLA, WHY_NOT
 
 HAS_CUDA = torch.cuda.is_available()
@@ -17,7 +18,16 @@ CUDA = pytest.param(
     "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device")]
 )
 XLA = pytest.param("xla", marks=[pytest.mark.xla, pytest.mark.skipif(not HAS_XLA, reason=WHY_NOT)])
-HOST = ["cpu", "fake", "host-accelerator"]
+OF_A_KIND = ("cuda", "meta", "xla")  # with marks, or without values
+
+
+def param(name: str) -> Any:
+    """Return a parameter for a backend, skipped where it is not available."""
+    is_there = _class_of(name)[1].is_available()
+    return pytest.param(name, marks=pytest.mark.skipif(not is_there, reason=f"no {name}"))
+
+
+HOST = [*map(param, sorted(_KNOWN.keys() - {*OF_A_KIND})), "host-accelerator"]
 
 Make = Callable[..., Backend]
 

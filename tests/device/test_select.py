@@ -5,13 +5,22 @@ from __future__ import annotations
 import importlib.util
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from backends import BackendError, BackendUnavailable, CompileOptions, backend_names, make_backend
+from backends import (
+    Backend,
+    BackendError,
+    BackendUnavailable,
+    CompileOptions,
+    backend_names,
+    make_backend,
+)
 from backends.accelerator import AcceleratorBackend
 from backends.cpu import CpuBackend
+from backends.parallel.backend import ParallelBackend
 
 
 def test_names_are_taken_in_any_case() -> None:
@@ -89,6 +98,67 @@ def test_an_unknown_compile_option_is_refused() -> None:
 def test_an_unknown_compile_target_is_refused() -> None:
     with pytest.raises(BackendError, match=r"target: .*'model' or 'blocks'.*'layers'"):
         make_backend("cpu", {"compile": "layers"})
+
+
+# ---- classes
+
+
+class TinyBackend(CpuBackend):
+    """The CPU under another name."""
+
+    name = "tiny"
+
+    def __init__(self, *, speed: int, color: str = "red", **options: Any) -> None:
+        super().__init__(**options)
+        self.speed, self.color = speed, color
+
+
+class Absent(CpuBackend):
+    @staticmethod
+    def is_available() -> bool:
+        return False
+
+
+class Narrow(CpuBackend):
+    """Takes one option and passes none to its base."""
+
+    def __init__(self, speed: int = 1) -> None:
+        super().__init__()
+        self.speed = speed
+
+
+def test_a_class_is_made_with_its_options_and_those_of_its_base() -> None:
+    backend = make_backend(TinyBackend, {"speed": 3, "lag": 2, "timeout": 5.0})
+    assert isinstance(backend, TinyBackend)
+    assert (backend.speed, backend.color, backend.reads.lag) == (3, "red", 2)
+    assert make_backend(Narrow, {"speed": 4}).speed == 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (TinyBackend, {"speeed": 3}, r"backend\.speeed: no such option of tiny. .*'speed'"),
+        (TinyBackend, {"color": "blue"}, r"backend\.speed: missing; TinyBackend requires it"),
+        (Narrow, {"lag": 2}, r"backend\.lag: no such option of cpu"),
+        (Absent, {}, r"device: Absent is not available"),
+        (Backend, {}, r"device: Backend is not a complete backend. Define device, is_availa.*name"),
+    ],
+)
+def test_a_class_that_cannot_be_made_is_refused(
+    kind: type[Backend], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BackendError, match=message):
+        make_backend(kind, options)
+
+
+def test_in_several_ranks_a_class_gets_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.select._has_others", lambda: True)
+    backend = make_backend(TinyBackend, {"speed": 3, "parallel": {"shard": -1}})
+    assert isinstance(backend, TinyBackend)
+    assert isinstance(backend, ParallelBackend)
+    assert backend.settings.shard == -1
+    with pytest.raises(BackendError, match=r"'fake' supports a single process"):
+        make_backend("fake")
 
 
 # ---- XLA where it is not installed

@@ -47,7 +47,7 @@ _TEXTS: Final = {
     "ckpt_paths": "The checkpoints: one or several paths or glob patterns; best and last as in "
     "ckpt_path.",
     "progress": "Console output: bar, lines or none; null: a bar on a terminal, otherwise lines.",
-    "device": "The device: cpu, gpu, auto or another; upper or lower case.",
+    "device": "The device: cpu, gpu, auto or another, in any case; or the path of a backend class.",
     "backend": "Options of the device.",
     "backend_type": "The device, as in `device`.",
     "model_dir": "The folder of the run.",
