@@ -31,7 +31,6 @@ class Adafactor(GroupOptimizer):
     Algorithms 4 and 5, where `eps[0]` is added to squared gradients.)
 
     Args:
-        model: The model whose parameters are updated.
         lr: Learning rate, default 1e-3; not with `relative_step`.
         eps: Lower bounds of the squared gradient and of the RMS of a parameter.
         clip_threshold: Maximum RMS of an update.
@@ -42,9 +41,6 @@ class Adafactor(GroupOptimizer):
         relative_step: Whether the learning rate is min(0.01, 1 / sqrt(step)). What schedules and
             `adjust_learning_rate` set is then a factor on it, 1 by default.
         warmup_init: With `relative_step`, whether to start with 1e-6 * step instead of 0.01.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     eps: tuple[NonNegativeFloat, NonNegativeFloat] = (1e-30, 1e-3)

@@ -56,6 +56,12 @@ class _AnyBias(_Adam):
 
     Bias correction divides a moment by 1 - beta ** step. If steps are counted from infinity, that
     is 1 in every implementation of torch's Adam (fused kernels too), without a branch.
+
+    Args:
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Added to the denominator for numerical stability.
+        eps_after_correction: Whether eps is added after the bias correction, as in torch, or
+            before, as in the Cerebras Model Zoo.
     """
 
     betas: Betas = (0.9, 0.999)
@@ -133,18 +139,9 @@ class AdamW(_AnyBias, torch.optim.AdamW):
     """Adam with decoupled weight decay (AdamW).
 
     Args:
-        model: The model whose parameters are updated.
-        lr: Learning rate, default 1e-3.
-        betas: Decay rates of the running averages of the gradient and of its square.
-        eps: Added to the denominator for numerical stability.
         weight_decay: Decoupled: times the learning rate, subtracted from the parameters.
         correct_bias: Whether to correct the bias of the averages in the first steps.
         amsgrad: Whether to use the AMSGrad variant: the maximum of all squared averages.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
-        eps_after_correction: Whether eps is added after the bias correction, as in torch, or
-            before, as in the Cerebras Model Zoo.
     """
 
     correct_bias: bool = True
@@ -156,18 +153,9 @@ class Adam(_AnyBias, torch.optim.Adam):
     """Adam, with weight decay as an L2 penalty.
 
     Args:
-        model: The model whose parameters are updated.
-        lr: Learning rate, default 1e-3.
-        betas: Decay rates of the running averages of the gradient and of its square.
-        eps: Added to the denominator for numerical stability.
         weight_decay: L2 penalty, added to the gradients.
         correct_bias: Whether to correct the bias of the averages in the first steps.
         amsgrad: Whether to use the AMSGrad variant: the maximum of all squared averages.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
-        eps_after_correction: Whether eps is added after the bias correction, as in torch, or
-            before, as in the Cerebras Model Zoo.
     """
 
     correct_bias: bool = True
@@ -182,19 +170,10 @@ class AdamBase(_AnyBias, torch.optim.AdamW):
     to the gradients, as in Adam, for all parameters including biases and norms.
 
     Args:
-        model: The model whose parameters are updated.
-        lr: Learning rate, default 1e-3.
-        betas: Decay rates of the running averages of the gradient and of its square.
-        eps: Added to the denominator for numerical stability.
         weight_decay: Decoupled: times the learning rate, subtracted from the parameters.
         l2_regularization_rate: L2 penalty, added to the gradients.
         correct_bias: Whether to correct the bias of the averages in the first steps.
         amsgrad: Whether to use the AMSGrad variant: the maximum of all squared averages.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
-        eps_after_correction: Whether eps is added after the bias correction, as in torch, or
-            before, as in the Cerebras Model Zoo.
     """
 
     l2_regularization_rate: NonNegativeFloat = 0.0
@@ -221,15 +200,10 @@ class Adamax(OverModel, torch.optim.Adamax):
     """Adamax: Adam with the infinity norm.
 
     Args:
-        model: The model whose parameters are updated.
-        lr: Learning rate, default 1e-3.
         betas: Decay rates of the running average of the gradient and of its infinity norm.
         eps: Added to the denominator for numerical stability.
         weight_decay: L2 penalty, added to the gradients.
         maximize: Whether to maximize the loss instead of minimizing it.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     betas: Betas = (0.9, 0.999)
@@ -243,15 +217,11 @@ class NAdam(OverModel, torch.optim.NAdam):
     """NAdam: Adam with Nesterov momentum.
 
     Args:
-        model: The model whose parameters are updated.
         lr: Learning rate, default 2e-3.
         betas: Decay rates of the running averages of the gradient and of its square.
         eps: Added to the denominator for numerical stability.
         weight_decay: L2 penalty, added to the gradients.
         momentum_decay: How fast the momentum approaches its final value.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     default_lr: ClassVar = 2e-3
@@ -275,14 +245,9 @@ class RAdam(OverModel, torch.optim.RAdam):
     """RAdam: Adam with a rectified adaptive rate.
 
     Args:
-        model: The model whose parameters are updated.
-        lr: Learning rate, default 1e-3.
         betas: Decay rates of the running averages of the gradient and of its square.
         eps: Added to the denominator for numerical stability.
         weight_decay: L2 penalty, added to the gradients.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     betas: Betas = (0.9, 0.999)
@@ -307,15 +272,10 @@ class Lamb(GroupOptimizer):
     for Deep Learning: Training BERT in 76 minutes, arXiv:1904.00962, Algorithm 2.)
 
     Args:
-        model: The model whose parameters are updated.
-        lr: Learning rate, default 1e-3.
         betas: Decay rates of the running averages of the gradient and of its square.
         eps: Added to the denominator for numerical stability.
         weight_decay: Decoupled; part of the update that the trust ratio scales.
         adam: Whether the trust ratio is always 1.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     betas: Betas = (0.9, 0.999)
@@ -364,13 +324,9 @@ class Lion(GroupOptimizer):
     (Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675, Algorithm 2.)
 
     Args:
-        model: The model whose parameters are updated.
         lr: Learning rate, default 1e-4.
         betas: Weight of the momentum in the update, and its decay rate.
         weight_decay: Decoupled: times the learning rate, subtracted from the parameters.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     default_lr: ClassVar = 1e-4

@@ -42,7 +42,6 @@ class Muon(OverModel, Optimizer):
     `use_muon: False`; Muon updates the matrices of the others.
 
     Args:
-        model: The model whose parameters are updated.
         lr: Learning rate of both, default 1e-3; `adjust_lr_fn` makes one value fit both.
         weight_decay: Of both, decoupled.
         momentum: Of Muon.
@@ -55,9 +54,6 @@ class Muon(OverModel, Optimizer):
         eps: Of AdamW.
         adamw_params: Name patterns (globs) of matrices that AdamW updates, besides embeddings; None
             = `HEADS`.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     weight_decay: NonNegativeFloat = 0.1

@@ -38,6 +38,13 @@ class OverModel(_Optimizer):
 
     Its fields, and those of a subclass, are the arguments of the constructor and the keys of a YAML
     section; they become settings of the parameter groups, not attributes.
+
+    Args:
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 1e-3.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     default_lr: ClassVar[float] = 1e-3

@@ -20,17 +20,12 @@ class SGD(OverModel, torch.optim.SGD):
     """Stochastic gradient descent.
 
     Args:
-        model: The model whose parameters are updated.
-        lr: Learning rate, default 1e-3.
         momentum: Decay of the momentum buffer; 0 = no momentum.
         dampening: Gradients times 1 - dampening are added to the momentum buffer, which starts at
             zero, as in the Cerebras Model Zoo; torch adds the first gradient undamped.
         weight_decay: L2 penalty, added to the gradients.
         nesterov: Whether to use Nesterov momentum; requires `momentum` and no `dampening`.
         maximize: Whether to maximize the loss instead of minimizing it.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     momentum: NonNegativeFloat = 0.0
@@ -64,16 +59,12 @@ class Adagrad(OverModel, torch.optim.Adagrad):
     """Adagrad: rates that shrink with the sum of squared gradients.
 
     Args:
-        model: The model whose parameters are updated.
         lr: Learning rate, default 0.01.
         lr_decay: The learning rate is divided by 1 + (step - 1) * lr_decay.
         weight_decay: L2 penalty, added to the gradients.
         initial_accumulator_value: Initial value of the sum of squared gradients.
         eps: Added to the denominator for numerical stability.
         maximize: Whether to maximize the loss instead of minimizing it.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     default_lr: ClassVar = 0.01
@@ -89,15 +80,11 @@ class Adadelta(OverModel, torch.optim.Adadelta):
     """Adadelta: rates from averages of squared gradients and updates.
 
     Args:
-        model: The model whose parameters are updated.
         lr: Learning rate, default 1.0.
         rho: Decay rate of the running averages of squared gradients and updates.
         eps: Added to both averages before their roots are taken.
         weight_decay: L2 penalty, added to the gradients.
         maximize: Whether to maximize the loss instead of minimizing it.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     default_lr: ClassVar = 1.0
@@ -112,16 +99,12 @@ class RMSprop(OverModel, torch.optim.RMSprop):
     """RMSprop: rates from a running average of squared gradients.
 
     Args:
-        model: The model whose parameters are updated.
         lr: Learning rate, default 0.01.
         alpha: Decay rate of the running average of squared gradients.
         eps: Added to the denominator for numerical stability.
         weight_decay: L2 penalty, added to the gradients.
         momentum: Decay of the momentum buffer; 0 = no momentum.
         centered: Whether to divide by the standard deviation of the gradient instead of its RMS.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     default_lr: ClassVar = 0.01
@@ -137,13 +120,8 @@ class Rprop(OverModel, torch.optim.Rprop):
     """Rprop: rates from the signs of gradients.
 
     Args:
-        model: The model whose parameters are updated.
-        lr: Learning rate, default 1e-3.
         etas: Factors of a step size: where the sign of the gradient changes, where it stays.
         step_sizes: Smallest and largest step size.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     etas: tuple[Annotated[float, Gt(0), Lt(1)], Annotated[float, Gt(1)]] = (0.5, 1.2)
@@ -159,16 +137,12 @@ class ASGD(GroupOptimizer):
     `t0` on; before, it is a copy of the parameter.
 
     Args:
-        model: The model whose parameters are updated.
         lr: Learning rate, default 0.01.
         lambd: Decay of the parameters in each step, times the current learning rate.
         alpha: Power of the decay of the learning rate.
         t0: Step at which averaging starts.
         weight_decay: L2 penalty, added to the gradients.
         maximize: Whether to maximize the loss instead of minimizing it.
-        learning_rate: Alias of `lr`.
-        params: Filters that tag parameters.
-        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     default_lr: ClassVar = 0.01
