@@ -140,8 +140,7 @@ class ConvertSyncBatchNorm(Callback):
     def pre_setup(self, trainer: Trainer) -> None:
         if trainer.backend.comm.data_shard[1] == 1:
             return
-        own = trainer.callbacks["model"]
-        assert isinstance(own, ModelCallback)
+        own: ModelCallback = trainer.callbacks["model"]
         own.change(partial(_converted, trainer.backend))
 
 

@@ -71,8 +71,7 @@ def saving(trainer: Trainer, *, waits: bool = False) -> Iterator[None]:
 
     `waits`: first finish the one that is being written in the background.
     """
-    owner = trainer.callbacks["model"]
-    assert isinstance(owner, ModelCallback)
+    owner: ModelCallback = trainer.callbacks["model"]
     try:
         with owner.trained_weights():
             if waits:

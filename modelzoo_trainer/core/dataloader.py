@@ -142,6 +142,15 @@ class DataLoaderCallback(CoreCallback):
         """The dataloader of the current fit."""
         return None if self._data is None else self._data.loader
 
+    @property
+    def _of_fit(self) -> TrainData:
+        if self._data is None:
+            raise ConfigError(
+                "trainer.data has no training data outside of fit. Use it in hooks of a fit, from "
+                "on_enter_fit on."
+            )
+        return self._data
+
     def _forget_batches(self) -> None:
         self._batches = None
         self.begins_epoch = True
@@ -162,8 +171,7 @@ class DataLoaderCallback(CoreCallback):
                     self.epoch + 1,
                 )
         self._skip_epochs()
-        assert self._data is not None  # set in on_enter_fit
-        check_model(self._data.loader, trainer.model)
+        check_model(self._of_fit.loader, trainer.model)
 
     def _continue(self, trainer: Trainer) -> None:
         """Return to where the previous fit was interrupted, if this one continues it."""
@@ -199,8 +207,7 @@ class DataLoaderCallback(CoreCallback):
         if self._batches is None:
             self._batches = self._begin(trainer)
             self.begins_epoch = False
-        begun, data = self._batches, self._data
-        assert data is not None  # an epoch has started
+        begun, data = self._batches, self._of_fit
         try:
             batch, self.is_last, idx = next(begun.items)
         except StopIteration:
@@ -233,8 +240,7 @@ class DataLoaderCallback(CoreCallback):
         self._forget_batches()
 
     def _begin(self, trainer: Trainer) -> EpochIterator:
-        data = self._data
-        assert data is not None  # set during a fit
+        data = self._of_fit
         if self._drops_window:
             self._drops_window = False
             trainer.grad_accum.drop(trainer)
@@ -274,15 +280,13 @@ class DataLoaderCallback(CoreCallback):
 
     @property
     def ends_batch(self) -> bool:
-        """Whether the current batch is whole, or the last micro-batch of one."""
-        assert self._batches is not None  # there is a current batch
-        return self._batches.ends_batch
+        """Whether the current batch is whole, or the last micro-batch of one; or there is none."""
+        return self._batches is None or self._batches.ends_batch
 
     @property
     def num_parts(self) -> int:
-        """The number of micro-batches of the current batch."""
-        assert self._batches is not None  # there is a current batch
-        return self._batches.num_parts
+        """The number of micro-batches of the current batch; 1 if there is none."""
+        return 1 if self._batches is None else self._batches.num_parts
 
     @property
     def is_padding(self) -> bool:
@@ -315,12 +319,15 @@ class DataLoaderCallback(CoreCallback):
         """Limit each epoch of the current fit to `num_batches` batches of all processes, > 0.
 
         Called in `on_enter_fit`; the smallest number wins. `limited_by`: for messages.
+
+        Raises:
+            ConfigError: Outside of a fit.
         """
-        assert self._data is not None  # a fit has been entered
-        if self._data.limit is None or num_batches < self._data.limit:
-            self._data.limited_by = limited_by
+        data = self._of_fit
+        if data.limit is None or num_batches < data.limit:
+            data.limited_by = limited_by
         self._max_batches = min(num_batches, self._max_batches or num_batches)
-        self._data.limit = min(num_batches, self._data.limit or num_batches)
+        data.limit = min(num_batches, data.limit or num_batches)
 
     # ---- skipped batches
 
@@ -339,10 +346,9 @@ class DataLoaderCallback(CoreCallback):
         Within a step, the step starts again after them. `num`: of all processes, > 0.
 
         Raises:
-            ConfigError: If the number of samples per batch is not known.
+            ConfigError: If the number of samples per batch is not known; outside of a fit.
         """
-        data = self._data
-        assert data is not None  # set during a fit
+        data = self._of_fit
         size = data.samples_per_batch()
         if not size:
             raise ConfigError(
@@ -387,8 +393,7 @@ class DataLoaderCallback(CoreCallback):
 
     def explain_empty(self) -> str:
         """Return why an epoch has no batch."""
-        assert self._data is not None  # set during a fit
-        return self._data.explain_empty(self.num_batches)
+        return self._of_fit.explain_empty(self.num_batches)
 
     # ---- state
 

@@ -297,7 +297,7 @@ class ObjectStore(CoreCallback):
         if mirror is None or not mirror.is_split or not name or not (path / MANIFEST).is_file():
             return
         for session in self._sessions:
-            if session.mirror is mirror and session.uploader is not None:
+            if session.mirror is mirror:
                 problem = session.uploader.upload(name)
                 if problem is not None:
                     raise CheckpointError(f"{str(path)!r} cannot be uploaded: {problem}.")

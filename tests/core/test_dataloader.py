@@ -335,3 +335,18 @@ def test_the_model_is_no_argument_of_fit(trainer_of) -> None:
         with pytest.raises(ConfigError, match=r"dataloader got .*TinyModel.*Trainer\(model="):
             call()
     assert trainer.global_step == 0
+
+
+@pytest.mark.parametrize("is_fitted", [False, True])
+def test_what_needs_the_data_of_a_fit_says_so_outside_of_one(trainer_of, is_fitted) -> None:
+    trainer = trainer_of(model=Scale)
+    if is_fitted:
+        trainer.fit(constant_batches(1))
+    for call in (
+        lambda: trainer.data.skip_samples(1),
+        lambda: trainer.data.end_epochs_after(1, "mine"),
+        trainer.data.explain_empty,
+    ):
+        with pytest.raises(ConfigError, match="no training data outside of fit"):
+            call()
+    assert (trainer.data.ends_batch, trainer.data.num_parts) == (True, 1)

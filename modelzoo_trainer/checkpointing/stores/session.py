@@ -51,7 +51,7 @@ class Session:
         self.mirror = mirror
         self.times = times
         self.lease = open_lease(mirror.url, mirror.options, seconds=times.lease_s)
-        self.uploader: Uploader | None = None
+        self.uploader: Uploader  # set in `_open`, before anybody gets the session
         self._cache_bytes = cache_bytes
         self._num_users = 0
         self._reported: str | None = None
@@ -97,27 +97,23 @@ class Session:
 
     def start(self) -> None:
         """Upload in the background from now on."""
-        assert self.uploader is not None
         self.uploader.start()
 
     def ask(self) -> None:
         """Have new checkpoints sent now; returns at once."""
-        if self.uploader is not None and self._pid == os.getpid():
+        if self._pid == os.getpid():
             self.uploader.ask()
 
     def begin_to_finish(self) -> None:
         """Upload everything from now on."""
-        assert self.uploader is not None
         self.uploader.begin_to_finish()
 
     def is_over(self, wait_s: float) -> bool:
         """Wait for a while; return whether everything is in the store, or there is no hope."""
-        assert self.uploader is not None
         return self.uploader.is_over(self.times.wait_s, wait_s)
 
     def end_of_finish(self) -> str | None:
         """Return what is not in the store, and why; None = nothing."""
-        assert self.uploader is not None
         self._reported = self.uploader.end_of_finish()
         return self._reported
 
@@ -131,7 +127,6 @@ class Session:
             if self._num_users > 0 or self._pid != os.getpid():
                 return
             _OPEN.pop(str(self.mirror.path), None)
-        assert self.uploader is not None
         self.uploader.stop()
         if has_run and not self._reported and self.uploader.report() is not None:
             num_bytes = self.uploader.pending_bytes

@@ -80,7 +80,8 @@ class Section:
 
     def take(self, key: str, default: Any = None) -> Any:
         """Return the value of a key, which is then converted; `default` if it is null or absent."""
-        assert self._key(key) is not None, f"{self._name}: {key} is not in the table"
+        if self._key(key) is None:
+            raise LookupError(f"{self._name}: {key} is not in the table of keys")
         self._read.add(key)
         value = self._values.get(key)
         return default if value is None else value

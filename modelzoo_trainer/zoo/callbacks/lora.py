@@ -65,9 +65,8 @@ class Lora(Callback):
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
-        own, optimizer = trainer.callbacks["model"], trainer.callbacks["optimizer"]
-        assert isinstance(own, ModelCallback)
-        assert isinstance(optimizer, OptimizerCallback)
+        own: ModelCallback = trainer.callbacks["model"]
+        optimizer: OptimizerCallback = trainer.callbacks["optimizer"]
         if optimizer.is_instance:
             raise ConfigError(
                 "Lora: the optimizer was created before the adapters, so it cannot train them. "
@@ -126,8 +125,7 @@ class Lora(Callback):
     ) -> None:
         if trainer.backend.caps.sharded_state or not self._mergeable or self._merges:
             return  # the output of sharded weights is the same unmerged
-        own = trainer.callbacks["model"]
-        assert isinstance(own, ModelCallback)
+        own: ModelCallback = trainer.callbacks["model"]
         stack.callback(self._unmerge)
         stack.enter_context(own.replaced(self._unmerged))
         stack.callback(setattr, self, "_merges", False)

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.data.hdf5.files import RowFiles
-from modelzoo_trainer.zoo.data.hdf5.rows import Ints, SampleRows, Segments
+from modelzoo_trainer.zoo.data.hdf5.rows import Ints, SampleRows, Segments, padded
 from modelzoo_trainer.zoo.data.hdf5.sending import Batch, by_feature
 
 QUESTION_DATASET: Final = "data_0"
@@ -61,10 +61,13 @@ class RetrievalRows(SampleRows):
 
     @override
     def _batch(self, places: Ints, rows: Any, size: int) -> Batch:
-        assert size == len(places)  # this processor has no padding rows
-        questions = by_feature(self._read(places), self.features)
-        contexts = self._contexts
-        return {**questions, **by_feature(contexts._read(places), contexts.features)}
+        return {
+            name: tensor
+            for one in (self, self._contexts)
+            for name, tensor in by_feature(
+                padded(one._read(places), rows, size), one.features
+            ).items()
+        }
 
 
 def _check_shape(files: RowFiles, features: Sequence[str], dims: int, expected: str) -> None:

@@ -307,9 +307,7 @@ class SampleRows(HDF5Rows):
 
     @override
     def _batch(self, places: Ints, rows: Any, size: int) -> Batch:
-        read = self._read(places)
-        whole = read if size == len(places) else padded(read, rows, size)
-        return to_send(whole, by_feature, self.features)
+        return to_send(padded(self._read(places), rows, size), by_feature, self.features)
 
     def _read(self, places: Ints) -> NDArray[np.int32]:
         """Return the rows at some places, (features, B, ..., S)."""
@@ -466,6 +464,8 @@ class MappedRows(BatchDataset):
 
 def padded(read: NDArray[np.int32], rows: Any, size: int) -> NDArray[np.int32]:
     """Return a batch (features, size, ...) with those rows as read, and the others 0."""
+    if read.shape[1] == size:
+        return read
     out = np.zeros((len(read), size, *read.shape[2:]), np.int32)
     out[:, rows] = read
     return out
