@@ -6,8 +6,8 @@ import torch
 from modelzoo_trainer import Callback, ValidationLoop
 from modelzoo_trainer.base.devices import BackendError
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
-from modelzoo_trainer.callbacks import flags as flags_module
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks import flags as flags_module
 from modelzoo_trainer.zoo.callbacks.flags import (
     ScopedBigCodeEvalHarnessFlags,
     ScopedEleutherEvalHarnessFlags,
