@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import wraps
 from pathlib import Path
@@ -608,31 +608,30 @@ def register_global_callback(callback: Any) -> Any:
     return add_global(callback)
 
 
-def hook_names(
-    callback: Any, *, is_log_step: bool = True, rehearses: bool = False
-) -> Iterator[str]:
-    """Yield the names of the declared hooks that `callback` overrides.
+def hook_names(callback: Any, *, is_log_step: bool = True, rehearses: bool = False) -> list[str]:
+    """Return the names of the declared hooks that `callback` overrides.
 
     Args:
         callback: The callback.
         is_log_step: Whether to include the hooks for log steps only.
         rehearses: Whether to include those of the traced step in any case.
     """
-    idle: frozenset[str] = frozenset()
+    names = _overridden(type(callback))
+    if not isinstance(callback, Callback):
+        names |= {name for name in HOOKS if callable(getattr(callback, name, None))}
     if isinstance(callback, CoreCallback):
-        idle = callback.idle_hooks
+        names -= callback.idle_hooks
     if not is_log_step:
         for_log_steps: frozenset[str] = getattr(callback, "log_step_hooks", frozenset())
-        idle |= frozenset(name for name in for_log_steps if not (rehearses and _is_traced(name)))
-    kind, is_callback = type(callback), isinstance(callback, Callback)
-    defined = {name for base in kind.__mro__ if base is not Callback for name in vars(base)}
-    for name, declared in HOOKS.items():
-        if name in idle or (is_callback and name not in defined):
-            continue
-        if getattr(kind, name, declared.default) is not declared.default or (
-            not is_callback and callable(getattr(callback, name, None))
-        ):
-            yield name
+        names -= {name for name in for_log_steps if not (rehearses and _is_traced(name))}
+    return [name for name in HOOKS if name in names]
+
+
+def _overridden(kind: type) -> set[str]:
+    """Return the declared hooks that a class, or one of its bases, has of its own."""
+    own = set().union(*[vars(base) for base in kind.__mro__ if base is not Callback])
+    declared = {name: HOOKS[name].default for name in HOOKS.keys() & own}
+    return {name for name, method in declared.items() if getattr(kind, name, method) is not method}
 
 
 def _is_traced(name: str) -> bool:

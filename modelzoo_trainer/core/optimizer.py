@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.core.attribute_states import parameters_beside, values_of
+from modelzoo_trainer.core.attribute_states import optimizers_of, parameters_beside
 from modelzoo_trainer.core.parts.manual_steps import ManualSteps, check_manual
 from modelzoo_trainer.core.parts.optimizer_state import OptimizerState
 from modelzoo_trainer.core.parts.structure import ModelStructure
@@ -78,27 +78,30 @@ def warn_of_parameters(trainer: Trainer, known: frozenset[str]) -> frozenset[str
 
     `known`: what earlier calls returned: the problems that they have warned of.
     """
-    own = {id(param) for param in _all_parameters(trainer)}
-    of_modules, of_optimizers = parameters_beside(trainer)
-    inside = {id(param) for param in (*trainer.model.parameters(), *of_modules)}
-    outside = f"{len(own - inside)} outside" if own - inside else ""
+    own = set(map(id, _all_parameters(trainer)))
+    named = dict(trainer.model.named_parameters())
+    foreign = own.difference(map(id, named.values()))
+    trainable = [name for name, param in named.items() if param.requires_grad]
+    missing = [name for name in trainable if id(named[name]) not in own]
+    if foreign or missing:
+        of_modules, of_optimizers = parameters_beside(trainer)
+        foreign.difference_update(map(id, of_modules))
+        others = set(map(id, (*of_optimizers, *_parameters_of_callbacks(trainer))))
+        missing = [name for name in missing if id(named[name]) not in others]
+    outside = f"{len(foreign)} outside" if foreign else ""
     if outside and outside not in known:
         log.warning(
             "optimizer: %d of its %d parameters do not belong to the model, so checkpoints do not "
             "contain them. Make their module a part of the model, or an attribute of the trainer.",
-            len(own - inside),
+            len(foreign),
             len(own),
         )
-    others = (*of_optimizers, *_parameters_of_callbacks(trainer))
-    trained = own | {id(param) for param in others}
-    named = {name: param for name, param in trainer.model.named_parameters() if param.requires_grad}
-    missing = [name for name, param in named.items() if id(param) not in trained]
     if set(missing) - known:
         log.warning(
             "optimizer: %d of the model's %d trainable parameters are in no optimizer, so they "
             "are not trained: %s. Pass them to the optimizer, or set requires_grad to False.",
             len(missing),
-            len(named),
+            len(trainable),
             _some(missing),
         )
     return known | {outside, *missing}
@@ -120,10 +123,7 @@ def _all_parameters(trainer: Trainer) -> list[Tensor]:
 
 def _parameters_of_callbacks(trainer: Trainer) -> list[Tensor]:
     """Return the parameters of optimizers that are attributes of callbacks."""
-    values = (value for one in trainer.all_callbacks for value in values_of(one))
-    return [
-        param for value in values if isinstance(value, Optimizer) for param in parameters_of(value)
-    ]
+    return [param for one in optimizers_of(trainer.all_callbacks) for param in parameters_of(one)]
 
 
 def _some(names: list[str]) -> str:
