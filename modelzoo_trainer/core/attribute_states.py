@@ -63,7 +63,7 @@ class Attributes(dict[type, tuple[bool, Callable[[Any], Iterable[Any]] | None]])
             is_one, items_of = self[value.__class__]
             if is_one:
                 found.append((name, value))
-            if items_of is not None:
+            if items_of is not None and value:
                 for key, item in items_of(value):
                     if self[item.__class__][0]:
                         found.append((f"{name}.{key}", item))

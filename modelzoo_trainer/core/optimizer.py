@@ -38,13 +38,13 @@ def check_parameters(trainer: Trainer) -> None:
         ConfigError: If none of an optimizer's parameters belongs to the model or to a module that
             is an attribute of the trainer.
     """
-    known = {id(param) for param in trainer.model.parameters()}
     for label, optimizer in _labelled(trainer):
         params = parameters_of(optimizer)
-        if not params or not known.isdisjoint(map(id, params)):
+        own = set(map(id, params))
+        if not own or not own.isdisjoint(map(id, trainer.model.parameters())):  # up to the first
             continue
-        known.update(map(id, parameters_beside(trainer)[0]))
-        if not known.isdisjoint(map(id, params)):
+        known = [*trainer.model.parameters(), *parameters_beside(trainer)[0]]
+        if not own.isdisjoint(map(id, known)):
             continue
         kind = type(optimizer).__name__
         raise ConfigError(

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import (
     BatchSampler,
@@ -30,6 +29,7 @@ from modelzoo_trainer.base.regular_files import read_bytes
 from modelzoo_trainer.base.versions import git_commit, versions
 from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.core.parts.optimizer_facts import is_plain, settings_of
+from modelzoo_trainer.core.parts.results import count_parameters
 from modelzoo_trainer.core.parts.run_hints import hints_of
 from modelzoo_trainer.loading.epochs import as_loaders
 from modelzoo_trainer.loading.seeded_sampler import SeededSampler
@@ -264,11 +264,11 @@ def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str,
 
 
 def _model(trainer: Trainer) -> dict[str, Any]:
-    params = [param for param in trainer.model.parameters() if not is_lazy(param)]
+    num, num_trained = count_parameters(trainer.model.parameters())
     return {
         "class": type(trainer.model).__name__,
-        "parameters": sum(param.numel() for param in params),
-        "trainable": sum(param.numel() for param in params if param.requires_grad),
+        "parameters": num,
+        "trainable": num_trained,
     }
 
 

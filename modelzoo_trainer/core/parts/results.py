@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.nn import Module
 
     from modelzoo_trainer.trainer import Trainer
 
@@ -102,17 +101,17 @@ class RunResult:
         return [pair for pair in found if pair[1].value != self.metrics[pair[0]]][:_MOST_METRICS]
 
 
-def count_parameters(model: Module) -> tuple[int, int]:
-    """Return the numbers of parameters and of trainable ones, not counting lazy ones."""
-    sizes = [(_numel(param), param.requires_grad) for param in model.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
-
-
-def _numel(param: Tensor) -> int:
-    try:
-        return param.numel()  # of all processes, if sharded
-    except ValueError:  # a lazy module before its first batch
-        return 0
+def count_parameters(params: Iterable[Tensor]) -> tuple[int, int]:
+    """Return the numbers of elements and of trainable ones, not counting lazy parameters."""
+    num = num_trained = 0
+    for param in params:
+        try:
+            size = param.numel()  # of all processes, if sharded
+        except ValueError:  # of a lazy module before its first batch
+            continue
+        num += size
+        num_trained += size if param.requires_grad else 0
+    return num, num_trained
 
 
 def describe_trainer(trainer: Trainer) -> str:
@@ -121,7 +120,7 @@ def describe_trainer(trainer: Trainer) -> str:
     parts = []
     model = known.get("model")
     if model is not None:
-        parts += [type(model).__name__, f"{count_parameters(model)[0]:,} parameters"]
+        parts += [type(model).__name__, f"{count_parameters(model.parameters())[0]:,} parameters"]
     if "backend" in known:
         parts.append(f"on {known['backend'].device}")
     if "optimizer" in known:

@@ -108,7 +108,7 @@ def log_hints(trainer: Trainer, val_dataloader: Any) -> None:
     """Log the hints as warnings, unless a progress callback shows them at the start."""
     if not trainer.backend.comm.is_main:
         return
-    shows = (getattr(callback, "shows_hints", False) for callback in trainer.all_callbacks)
+    shows = [getattr(callback, "shows_hints", False) for callback in trainer.all_callbacks]
     if trainer.progress == "none" or not any(shows):
         for hint in hints_of(trainer, val_dataloader):
             log.warning("%s", hint)

@@ -31,7 +31,7 @@ class ModelStructure:
         # Objects that are referenced here keep their ids.
         self._found = list(chain.from_iterable(self._members))
         self._ids = list(map(id, self._found))
-        params = chain.from_iterable(one._parameters.values() for one in modules)
+        params = chain.from_iterable([one._parameters.values() for one in modules])
         self._params = [param for param in params if param is not None]
         self._trained = list(map(_IS_TRAINED, self._params))
 

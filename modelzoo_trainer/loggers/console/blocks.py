@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,8 @@ from modelzoo_trainer.loggers.console.display import rate
 from modelzoo_trainer.loggers.console.harmless import known
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from modelzoo_trainer.trainer import Trainer
 
 _WIDTH: Final = 100
@@ -59,23 +61,23 @@ def _row(label: str, text: str) -> str:
 
 
 def _head(trainer: Trainer) -> str:
-    num, num_trained = count_parameters(trainer.model)
+    params = list(trainer.model.parameters())
+    num, num_trained = count_parameters(params)
     parameters = f"{num:,} parameters"
     if num_trained != num:
         parameters += f", {num_trained:,} of them trained"
     num_processes = trainer.backend.comm.world_size
     where = str(trainer.backend.device)
     where += f", {num_processes} processes" if num_processes > 1 else ""
-    return (
-        f"Training {type(trainer.model).__name__} ({parameters}) on {where}, {_precision(trainer)}"
-    )
+    name = type(trainer.model).__name__
+    return f"Training {name} ({parameters}) on {where}, {_precision(trainer, params)}"
 
 
-def _precision(trainer: Trainer) -> str:
+def _precision(trainer: Trainer, params: Iterable[Tensor]) -> str:
     if trainer.precision.autocast is not None:
         kind = str(getattr(trainer.precision, "fp16_type", "half"))
         return f"{kind.removeprefix('c')} mixed precision"
-    dtypes = {str(param.dtype).removeprefix("torch.") for param in trainer.model.parameters()}
+    dtypes = {str(param.dtype).removeprefix("torch.") for param in params}
     return " and ".join(sorted(dtypes)) or "no parameters"
 
 
