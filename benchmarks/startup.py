@@ -1,5 +1,8 @@
 """Time to the first error message and to the first step of a run, as whole processes.
 
+Then the functions of this project that `fit` calls before the first optimizer step, which do not
+depend on the machine.
+
 python benchmarks/startup.py [--rounds 7] [--params FILE]
 """
 
@@ -15,11 +18,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
+import torch
+from torch import nn
 from typing_extensions import override
 
-from modelzoo_trainer import Callback
+from modelzoo_trainer import Callback, Trainer, TrainingLoop
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent
@@ -119,6 +125,67 @@ def cases(folder: Path, others: Sequence[Path]) -> list[Case]:
     ]
 
 
+class CountedModel(nn.Module):
+    """One layer that is trained, and `num_more` that are only there."""
+
+    def __init__(self, num_more: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+        self.more = nn.ModuleList(nn.Linear(1, 1) for _ in range(num_more))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        return self.layer(batch).square().mean()
+
+
+class UncountedStep(torch.optim.SGD):
+    """Ends the count of calls at its first step."""
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        sys.setprofile(None)
+        return super().step(closure)
+
+
+def calls_before_first_step(num_more: int, folder: Path) -> int:
+    """Return how many functions of this project a fit of six steps calls before its first one.
+
+    Args:
+        num_more: Modules of the model besides three.
+        folder: Of the run's output.
+    """
+    packages = tuple(str(ROOT / name) for name in ("modelzoo_trainer", "backends"))
+    num = 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal num
+        num += event == "call" and frame.f_code.co_filename.startswith(packages)
+
+    with Trainer(
+        device="cpu",
+        model_dir=folder,
+        model=lambda: CountedModel(num_more),
+        optimizer=lambda model: UncountedStep(model.parameters(), lr=0.1),
+        loop=TrainingLoop(num_epochs=1),
+        seed=1,
+    ) as trainer:
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            trainer.fit(list(torch.randn(6, 4, 8)))
+        finally:
+            sys.setprofile(before)
+    return num
+
+
+def print_calls(folder: Path) -> None:
+    """Print the calls before the first step for models of several sizes."""
+    calls_before_first_step(0, folder / "imports")  # some modules are imported when needed
+    for num_more in (0, 500):
+        num = calls_before_first_step(num_more, folder / f"calls_{num_more}")
+        print(f"{num} calls before the first step of a model with {num_more + 3} modules")
+
+
 def print_table(rows: Sequence[Case], rounds: int) -> None:
     """Time the rows in turn, after a warm-up round, and print them."""
     times: dict[str, list[float]] = {row.name: [] for row in rows}
@@ -147,6 +214,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         others = [path.resolve() for path in arguments.params]
         print_table(cases(Path(folder), others), arguments.rounds)
+        print()
+        print_calls(Path(folder))
 
 
 if __name__ == "__main__":

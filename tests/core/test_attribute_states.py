@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,30 @@ def test_steps_are_watched_in_the_beginning_alone(trainer_of) -> None:
     stopped = trainer_of(Looking(), max_steps=2, model_dir=trainer.model_dir / "second")
     stopped.fit(BATCHES)
     assert len(torch_optimizer._global_optimizer_post_hooks) == 0
+
+
+def test_steps_are_watched_across_stages(trainer_of) -> None:
+    from torch.optim import optimizer as torch_optimizer
+
+    seen = []
+
+    class Looking(Callback):
+        def on_before_optimizer_step(self, trainer, model, optimizer):
+            seen.append(len(torch_optimizer._global_optimizer_post_hooks))
+
+        def on_validate_start(self, trainer, model, val_dataloader, loop):
+            seen.append(len(torch_optimizer._global_optimizer_post_hooks) * 10)
+
+    trainer_of(Looking(), max_steps=12, eval_frequency=4).fit(BATCHES, BATCHES[:1])
+    assert seen == [1, 1, 1, 1, 0] * 2 + [1, 1, 0, 0, 0]
+
+
+def test_a_fit_takes_the_hook_tables_that_are_there(trainer_of) -> None:
+    trainer = trainer_of(max_steps=4, eval_frequency=2)
+    tables = trainer.callbacks.log_hooks, trainer.callbacks.quiet_hooks
+    trainer.fit(BATCHES, BATCHES[:1])
+    after = trainer.callbacks.log_hooks, trainer.callbacks.quiet_hooks
+    assert all(map(operator.is_, after, tables))
 
 
 # ---- the trainer's own optimizer, beside others
