@@ -13,7 +13,7 @@ import pytest
 from modelzoo_trainer.base.sibling import require_sibling
 from modelzoo_trainer.cli.command import main
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOREIGN = "raise SystemExit('it was run')\n"
 
 

@@ -137,7 +137,7 @@ class Report(Callback):
         try:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=Path(__file__).resolve().parents[2],  # to import this package
+                cwd=Path(__file__).resolve().parents[3],  # to import this package
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -17,7 +17,7 @@ import yaml
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.tools.launch import jobs
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILE = """
 trainer:
   init:

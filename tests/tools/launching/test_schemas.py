@@ -14,7 +14,7 @@ import yaml
 
 from modelzoo_trainer.tools.launch.jobs import FILES
 
-JOBS = Path(__file__).resolve().parents[2] / "docs" / "jobs"
+JOBS = Path(__file__).resolve().parents[3] / "docs" / "jobs"
 pytestmark = pytest.mark.slow
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from modelzoo_trainer.tools.launch.render import render, template_names
 
-JOBS = Path(__file__).resolve().parents[2] / "docs" / "jobs"
+JOBS = Path(__file__).resolve().parents[3] / "docs" / "jobs"
 
 
 def test_the_files_of_the_docs_are_the_templates_with_example_values(maker: Any) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from modelzoo_trainer.tools.supervisor.child import Child
 from modelzoo_trainer.tools.supervisor.protocol import Kind, LaunchSpec, SharedStatus

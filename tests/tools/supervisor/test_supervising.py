@@ -20,7 +20,7 @@ from modelzoo_trainer.tools.supervisor.settings import Settings
 from modelzoo_trainer.tools.supervisor.supervising import supervise
 
 CHILD = Path(__file__).with_name("small_child.py")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Supervised:

@@ -21,7 +21,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("datasets", reason="needs datasets")
 pytest.importorskip("peft", reason="needs peft")
 
-FILES = Path(__file__).resolve().parents[1] / "config" / "foreign"
+FILES = Path(__file__).resolve().parents[2] / "tools" / "foreign_configs"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 

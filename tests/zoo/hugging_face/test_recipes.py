@@ -17,7 +17,7 @@ pytest.importorskip("datasets", reason="needs datasets")
 
 # A classifier has a new layer on top, in place of that of the language model.
 NEW_LAYER = "ignore:pretrained_model_name_or_path.*(initial values|are not loaded)"
-FOLDER = Path(__file__).resolve().parents[2] / "configs" / "fine_tuning"
+FOLDER = Path(__file__).resolve().parents[3] / "configs" / "fine_tuning"
 METRICS = {
     "sft": ("validate_0/accuracy", 0.7),
     "lora": ("validate_0/accuracy", 0.5),

@@ -4,9 +4,9 @@ import pytest
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.tools.foreign_configs.findings import Kind
-from tests.config.foreign.test_llm_foundry import SMALL as LLM_FOUNDRY
-from tests.config.foreign.test_llm_foundry import changed
-from tests.config.foreign.test_torchtune import SMALL as TORCHTUNE
+from tests.tools.foreign_configs.test_llm_foundry import SMALL as LLM_FOUNDRY
+from tests.tools.foreign_configs.test_llm_foundry import changed
+from tests.tools.foreign_configs.test_torchtune import SMALL as TORCHTUNE
 
 LORA = "{_component_: torchtune.models.llama3_2.lora_llama3_2_1b, lora_attn_modules: [q_proj]}"
 SAVER = (

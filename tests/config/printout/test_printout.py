@@ -27,7 +27,7 @@ from modelzoo_trainer.config.printout.components import (
 )
 from modelzoo_trainer.config.shipped import shipped_names
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 OF_USER = "mypkg.parts"
 
 

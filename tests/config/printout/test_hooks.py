@@ -18,7 +18,7 @@ from modelzoo_trainer.config.printout.components import WIDTH
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.hooks.spec import HOOKS
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 DATA = "{data_processor: SyntheticProcessor, num_features: 3, batch_size: 4}"
 FILE = f"""\
 trainer:
