@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelzoo_trainer.base.devices import Backend, make_backend
-from modelzoo_trainer.base.user_modules import import_path
+from modelzoo_trainer.base.user_modules import import_path, is_path
 from modelzoo_trainer.errors import ConfigError
-
-
-def is_path(device: str) -> bool:
-    """Return whether a device is the dotted path of a backend's class."""
-    return "." in device
 
 
 def named_backend(device: str, options: Mapping[str, Any]) -> Backend:

@@ -10,6 +10,11 @@ from typing import Any
 from modelzoo_trainer.errors import ConfigError, suggest
 
 
+def is_path(name: str) -> bool:
+    """Return whether a name is a dotted path, such as `package.module.Name`."""
+    return "." in name
+
+
 def import_module(name: str, advice: str = "Name a module: package.module.") -> ModuleType:
     """Import and return a module.
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from modelzoo_trainer.base.named_backends import is_path
+from modelzoo_trainer.base.user_modules import is_path
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.components import check_plain
 from modelzoo_trainer.config.names import Names

@@ -15,7 +15,8 @@ import torch
 
 from modelzoo_trainer import callbacks, core, loggers
 from modelzoo_trainer.base.devices import BackendError, BackendUnavailable, backend_names
-from modelzoo_trainer.base.named_backends import is_path, named_backend
+from modelzoo_trainer.base.named_backends import named_backend
+from modelzoo_trainer.base.user_modules import is_path
 from modelzoo_trainer.checkpointing.stores.urls import is_url, parse_url
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.fitting import fitting, fitting_callback, with_groups, with_optimizer

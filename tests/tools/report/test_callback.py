@@ -6,8 +6,8 @@ import pytest
 
 from modelzoo_trainer import Callback, ConfigError
 from modelzoo_trainer.callbacks import Report
-from modelzoo_trainer.callbacks import report as module
 from modelzoo_trainer.loggers import JsonlLogger
+from modelzoo_trainer.tools.report import callback as module
 from modelzoo_trainer.tools.report.page import MARKER
 
 
