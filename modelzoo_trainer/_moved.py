@@ -25,7 +25,6 @@ MOVED: Final = MappingProxyType(
         "data": "zoo.data",
         "data.batches": "loading.batches",
         "data.sharded_stream": "loading.sharded_stream",
-        "data.static_shapes": "loading.static_shapes",
         "data.stream": "loading.stream",
         "evaluation": "zoo.evaluation",
         "hdf5_format": "zoo.rows.hdf5_format",

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
     from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm, MoveModulesToDevice
     from modelzoo_trainer.callbacks.nan_checker import NaNChecker
-    from modelzoo_trainer.callbacks.notification import EmailNotification, SlackNotification
     from modelzoo_trainer.callbacks.op_profiler import OpProfiler
     from modelzoo_trainer.callbacks.parts.tensor_listeners import (
         NormTensorListener,
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.core import TrainingLoop as TrainingLoop
     from modelzoo_trainer.core import ValidationLoop as ValidationLoop
     from modelzoo_trainer.tools.launch.ray_train_report import RayTrainReport
+    from modelzoo_trainer.tools.notification import EmailNotification, SlackNotification
     from modelzoo_trainer.tools.report.callback import Report
     from modelzoo_trainer.zoo.callbacks.csx_noops import (
         DebugArgsPath,
@@ -109,7 +109,7 @@ _HOMES: Final = {
     "callbacks.model_eval_metrics": ("ModelEvalMetrics",),
     "callbacks.move_modules": ("ConvertSyncBatchNorm", "MoveModulesToDevice"),
     "callbacks.nan_checker": ("NaNChecker",),
-    "callbacks.notification": ("EmailNotification", "SlackNotification"),
+    "tools.notification": ("EmailNotification", "SlackNotification"),
     "callbacks.op_profiler": ("OpProfiler",),
     "callbacks.parts.tensor_listeners": ("NormTensorListener", "SummaryTensorListener"),
     "callbacks.profiler": ("DurationProfiler", "Profiler", "RateProfiler"),

@@ -33,7 +33,6 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.seeded_sampler import SeededSampler
 from modelzoo_trainer.loading.sharding import drops_last, is_split_already
 from modelzoo_trainer.loading.sources import split_of
-from modelzoo_trainer.loading.static_shapes import PadLastBatch
 
 if TYPE_CHECKING:
     from modelzoo_trainer.base.devices import Comm
@@ -244,14 +243,16 @@ def _weight_of(loader: Loader) -> str | None:
         ConfigError: If padding rows are not marked.
     """
     collate = getattr(loader, "collate_fn", None)
-    if not isinstance(collate, PadLastBatch):
+    if not hasattr(collate, "padding_weight"):  # as that of `PadLastBatch`
         return None
-    if collate.weight is None:
+    weight: str | None = collate.padding_weight
+    if weight is None:
+        kind = type(collate).__name__
         raise ConfigError(
-            "predict cannot drop the padding rows that PadLastBatch adds to the last batch of "
-            "dataloader: they are not marked. Pass PadLastBatch(..., weight='weight')."
+            f"predict cannot drop the padding rows that {kind} adds to the last batch of "
+            f"dataloader: they are not marked. Pass {kind}(..., weight='weight')."
         )
-    return collate.weight
+    return weight
 
 
 def _check_order(loader: Loader, comm: Comm) -> None:

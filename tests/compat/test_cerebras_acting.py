@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from modelzoo_trainer import Callback, ValidationLoop, callbacks
-from modelzoo_trainer.callbacks import notification
 from modelzoo_trainer.callbacks.selective_grad import outlier_mask
+from modelzoo_trainer.tools import notification
 from tests.doubles import (
     Interrupted,
     TinyModel,

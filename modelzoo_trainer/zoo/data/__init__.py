@@ -3,7 +3,6 @@
 from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.loading.batches import batch_size_of
 from modelzoo_trainer.loading.sharded_stream import ShardedStream
-from modelzoo_trainer.loading.static_shapes import PadLastBatch, PadToBuckets, bucket_lengths
 from modelzoo_trainer.zoo.data.processor import (
     DataProcessor,
     LoadingArguments,
@@ -11,6 +10,7 @@ from modelzoo_trainer.zoo.data.processor import (
     TensorRows,
 )
 from modelzoo_trainer.zoo.data.registry import PROCESSORS, processor_class
+from modelzoo_trainer.zoo.data.static_shapes import PadLastBatch, PadToBuckets, bucket_lengths
 
 __all__ = [
     "PROCESSORS",

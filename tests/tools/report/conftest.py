@@ -11,10 +11,7 @@ import pytest
 from modelzoo_trainer.tools.report.command import read_runs
 from modelzoo_trainer.tools.report.page import page
 from modelzoo_trainer.tools.report.run import Run
-from tests.callbacks.conftest import batches, history, make, net
 from tests.tools.report.run_lines import to_text
-
-__all__ = ["batches", "history", "make", "net"]
 
 WriteRun = Callable[..., Path]
 

@@ -246,6 +246,11 @@ class PadLastBatch:
         self.weight = weight
         self.collate = collate
 
+    @property
+    def padding_weight(self) -> str | None:
+        """The key of a batch that `predict` drops padding rows by."""
+        return self.weight
+
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of these samples, full."""
         batch = self.collate(samples)

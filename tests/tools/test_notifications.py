@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from modelzoo_trainer import Callback, TrainingLoop
-from modelzoo_trainer.callbacks import notification
-from modelzoo_trainer.callbacks.notification import EmailNotification, SlackNotification
 from modelzoo_trainer.errors import ConfigError, StopTraining
+from modelzoo_trainer.tools import notification
+from modelzoo_trainer.tools.notification import EmailNotification, SlackNotification
 
 PASSWORD = "CEREBRAS_NOTIFICATION_PASSWORD"
 TOKEN = "CEREBRAS_SLACK_BOT_TOKEN"
