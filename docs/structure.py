@@ -45,7 +45,8 @@ CALLS: Final = {
     "schedule.stage_continues": "answer: is there another batch in this stage",
     "schedule.count_validation": "act: one dataloader of the validation is done",
     "early_exit.check": "answer: has a stop been asked for",
-    "logging.gate_validation": "act: loops with hooks of their own have no other sign of a batch",
+    "logging.begin_batch": "answer: which hook table the batch has",
+    "logging.logs_batch": "answer: is a validation batch logged, also of a loop with its own hooks",
     "loop.step": "act: run a batch, of which an evaluation computes something else than a loss",
     "checkpoint.choose": "answer: which checkpoint",
     "checkpoint.restoring": "act: read",
@@ -82,9 +83,9 @@ WRITERS: Final = {
     "interrupted": "core/early_exit.py",
     "is_from_file": "config/plan.py",
     "late_signal": "core/interrupt.py",
-    "is_log_step": "core/logging.py",
+    "is_log_step": "core/logging.py",  # of training; trainer.py sets that of validations
     "rehearses": "core/logging.py",
-    "hooks": "core/logging.py",  # which of the tables; trainer.py makes them
+    "hooks": "callbacks/lr_finder.py",  # calls nobody in its own steps; trainer.py sets all others
     "metadata": "zoo/callbacks/model_zoo_params_metadata.py",
     "val_micro_batch_size": "zoo/callbacks/flags.py",
     "raise_on_interrupt": "cli/runner.py",

@@ -168,6 +168,8 @@ class Trainer(NotCopied, InterceptableMethods):
     """Whether the validation covers all batches; False in `on_validate_end` after a stop."""
     is_log_step: bool = True
     """Whether metrics that are logged now reach the loggers."""
+    hooks: HookTable
+    """Calls the hooks of the callbacks; within a batch, those of its kind of step."""
     rehearses: bool = False
     """Whether this batch is traced as on a log step, so that its graph is compiled early."""
     val_micro_batch_size: int | None = None
@@ -351,6 +353,8 @@ class Trainer(NotCopied, InterceptableMethods):
         except RollBack as found:
             self.roll_back(found)
             return False
+        finally:
+            self.hooks = self.callbacks.log_hooks  # between steps everything is logged
         return True
 
     def _train_batch(self) -> None:
@@ -363,6 +367,7 @@ class Trainer(NotCopied, InterceptableMethods):
             self._end_epoch()
             return
         batch_idx = data.batch_idx - data.ends_batch
+        self.hooks = self.logging.begin_batch(self)  # until the next batch
         self.hooks.on_train_batch_start(self, self.model, batch, batch_idx)
         manual = self.manual_steps
         outputs = self.training_step(batch) if manual is None else manual.run(self, batch)
@@ -625,6 +630,7 @@ class Trainer(NotCopied, InterceptableMethods):
     ) -> None:
         with run_context(self, "validate") as stack:
             stack.enter_context(self.name_scope(scope))
+            self.hooks = self.callbacks.log_hooks  # also if a callback validates within a step
             self.hooks.on_enter_validate(self, stack, val_dataloader, loop)
             self.load_checkpoint(ckpt_path)
             self.call(loop.on_start_hook, self.model, val_dataloader, loop)
@@ -644,7 +650,7 @@ class Trainer(NotCopied, InterceptableMethods):
             self.val_is_complete = False
             self._validate_batches(batches, loop, name)
             self.val_is_complete = batches.is_last
-            self.logging.gate_validation(self, 0, is_last=True)
+            self.is_log_step = True
             self.call(loop.on_end_hook, self.model, loop)
             self.drain()
 
@@ -654,7 +660,7 @@ class Trainer(NotCopied, InterceptableMethods):
             batch = next(batches, None)
             if batches.num_yielded == 0:
                 raise ConfigError(explain_empty_validation(name))
-            self.logging.gate_validation(self, batch_idx, is_last=batches.is_last)
+            self.is_log_step = self.logging.logs_batch(batch_idx, is_last=batches.is_last)
             self.call(loop.on_batch_start_hook, self.model, batch, batch_idx)
             outputs = self.validation_step(batch, loop, batch_idx)
             self.call(loop.on_batch_end_hook, self.model, outputs, batch, batch_idx)
@@ -788,6 +794,7 @@ class Trainer(NotCopied, InterceptableMethods):
         path = self.checkpoint.to_roll_back_to(self, found.step)
         if path is None:
             raise found.cause
+        self.hooks = self.callbacks.log_hooks
         self.hooks.on_rollback(self, path)
         self._resume(path)
         self.data.skip_batches(found.batches)
@@ -814,7 +821,7 @@ class Trainer(NotCopied, InterceptableMethods):
     def rebuild_hooks(self) -> None:
         """Rebuild the hook tables and reattach interceptors."""
         self.callbacks.rebuild()
-        self.hooks: HookTable = self.callbacks.log_hooks
+        self.hooks = self.callbacks.log_hooks
         self.interceptors.place(global_pairs())
 
     def add_callback(self, callback: Any) -> CallbackHandle:

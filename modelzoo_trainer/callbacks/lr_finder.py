@@ -25,6 +25,7 @@ from modelzoo_trainer.callbacks.run_snapshot import RunSnapshot
 from modelzoo_trainer.core.model import require_loss
 from modelzoo_trainer.core.parts.manual_steps import overrides_training_step
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hooks.table import HookTable
 from modelzoo_trainer.loading.attribute_values import has_state
 from modelzoo_trainer.loading.epochs import EpochIterator
 from modelzoo_trainer.loading.hidden_state import changed, snapshot
@@ -335,10 +336,13 @@ def _undone(trainer: Trainer) -> Iterator[Any]:
     _refuse_iterators(hidden)
     state = None if hidden is None else hidden.save()
     kept_iterator = getattr(loader, "_iterator", None)  # of persistent workers
+    hooks = trainer.hooks
+    trainer.hooks = HookTable(on_stop=trainer.early_exit.request_stop)  # calls nobody
     try:
-        with trainer.logging.alone(trainer):
+        with trainer.logging.disabled(trainer):
             yield None if isinstance(loader, Iterator) else loader
     finally:
+        trainer.hooks = hooks
         if getattr(loader, "_iterator", None) is not kept_iterator:
             shut_down(loader._iterator)  # type: ignore[union-attr]  # a DataLoader's
             loader._iterator = kept_iterator  # type: ignore[union-attr]

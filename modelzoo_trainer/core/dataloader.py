@@ -78,6 +78,8 @@ class DataLoaderCallback(CoreCallback):
         self.batch_idx = 0
         self.num_batches = 0
         self.is_last = False
+        self.ends_batch = True
+        """Whether the current batch is whole, or the last micro-batch of one; or there is none."""
         self.begins_epoch = True
         self.skipped: set[tuple[int, int]] = set()
         self.owes_epoch_end = False
@@ -153,7 +155,7 @@ class DataLoaderCallback(CoreCallback):
 
     def _forget_batches(self) -> None:
         self._batches = None
-        self.begins_epoch = True
+        self.begins_epoch = self.ends_batch = True
 
     @override
     def on_fit_start(
@@ -217,7 +219,8 @@ class DataLoaderCallback(CoreCallback):
             labels.require_any(trainer.backend.comm)
         if data.host_seed is not None:
             seed_generators(mixed(data.host_seed, idx, self._parts))
-        if begun.ends_batch:
+        self.ends_batch = begun.ends_batch
+        if self.ends_batch:
             self.batch_idx = idx + 1
             self._parts = 0
         else:
@@ -225,6 +228,8 @@ class DataLoaderCallback(CoreCallback):
             self._parts += 1
         self.num_batches += 1
         self.is_pending = True
+        if trainer.grad_accum.counts_batches:
+            trainer.grad_accum.count(self)
         return batch
 
     def end_epoch(self) -> None:
@@ -277,11 +282,6 @@ class DataLoaderCallback(CoreCallback):
         self._begins_run = False
         self._labels = FirstLabels(trainer.model)
         return self._labels.then(check)
-
-    @property
-    def ends_batch(self) -> bool:
-        """Whether the current batch is whole, or the last micro-batch of one; or there is none."""
-        return self._batches is None or self._batches.ends_batch
 
     @property
     def num_parts(self) -> int:

@@ -57,6 +57,8 @@ class GradientAccumulation(CoreCallback):
     def __init__(self, num: int = 1) -> None:
         self.num = num
         self.is_active = num > 1
+        self.counts_batches = num > 1
+        """Whether a step may have several batches; only then they are counted."""
         self.should_run_optimizer_step = True
         self.weight: Weight = 1
         self._num_whole = 0
@@ -73,9 +75,7 @@ class GradientAccumulation(CoreCallback):
         self._unit: Any = None
         self._counts_items: bool | None = None
         if not self.is_active:
-            self.idle_hooks = frozenset(
-                {"on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"}
-            )
+            self.idle_hooks = frozenset({"on_before_optimizer_step", "on_train_batch_end"})
 
     @property
     def num_open(self) -> int:
@@ -85,7 +85,7 @@ class GradientAccumulation(CoreCallback):
     def activate(self) -> None:
         """Accumulate even if `num` is 1, for micro-batches; the caller rebuilds the hooks."""
         self._reset()
-        self.is_active = True
+        self.is_active = self.counts_batches = True
         self.idle_hooks = frozenset()
 
     @override
@@ -95,7 +95,7 @@ class GradientAccumulation(CoreCallback):
             self._logging, self._schedule = trainer.logging, trainer.schedule
             if not self.is_active:  # each batch is a window
                 self.is_active = True
-                self.idle_hooks = frozenset({"on_train_batch_start", "on_train_batch_end"})
+                self.idle_hooks = frozenset({"on_train_batch_end"})
             trainer.rebuild_hooks()
 
     @override
@@ -143,11 +143,8 @@ class GradientAccumulation(CoreCallback):
         if self._backend is not None:
             self._backend.window.reset()
 
-    @override
-    def on_train_batch_start(
-        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
-    ) -> None:
-        data = trainer.data
+    def count(self, data: DataLoaderCallback) -> None:
+        """Count the batch that has been loaded, and decide whether it ends its window."""
         if not self._count:
             self._expected = self.num * data.num_parts
         self._count += 1

@@ -15,17 +15,17 @@ from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import NonNegativeInt, checked
 from modelzoo_trainer.base.devices import BackendError, host_value
-from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
+from modelzoo_trainer.callback import CoreCallback, Loader, Metrics
 from modelzoo_trainer.core.parts.closures import active
 from modelzoo_trainer.core.parts.run_log import open_handlers
 from modelzoo_trainer.core.summary import loaded_step_of
 from modelzoo_trainer.errors import ModelZooError, StopTraining
-from modelzoo_trainer.hooks.table import HookTable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from modelzoo_trainer.hooks.logger import Logger
+    from modelzoo_trainer.hooks.table import HookTable
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.logging")
@@ -96,15 +96,14 @@ class Logging(CoreCallback):
         self._failed: set[int] = set()
 
     @contextmanager
-    def alone(self, trainer: Trainer) -> Iterator[None]:
-        """Disable hooks and metrics inside, for steps that are not part of the run."""
-        before = trainer.hooks, trainer.is_log_step, self.collects
-        trainer.hooks = HookTable([], on_stop=trainer.early_exit.request_stop)
+    def disabled(self, trainer: Trainer) -> Iterator[None]:
+        """Drop the metrics logged inside, for steps that are not part of the run."""
+        before = trainer.is_log_step, self.collects
         trainer.is_log_step = self.collects = False
         try:
             yield
         finally:
-            trainer.hooks, trainer.is_log_step, self.collects = before
+            trainer.is_log_step, self.collects = before
 
     # ---- messages
 
@@ -136,7 +135,6 @@ class Logging(CoreCallback):
         self.in_batch = self.of_batch = self.collects = False
         self.is_log_window = trainer.is_log_step = True
         trainer.rehearses = False
-        trainer.hooks = trainer.callbacks.log_hooks
 
     def _leave(self, trainer: Trainer) -> None:
         self._open_gate(trainer)
@@ -150,12 +148,16 @@ class Logging(CoreCallback):
 
     # ---- which steps
 
-    @override
-    def on_train_batch_start(
-        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
-    ) -> None:
+    def begin_batch(self, trainer: Trainer) -> HookTable:
+        """Begin a training batch; return its hook table, of a log step, a rehearsal or neither.
+
+        Only the batch that ends a log step is logged.
+        """
         if self.collected:
-            self.deliver_all(trainer)
+            try:
+                self.deliver_all(trainer)
+            except StopTraining as stop:  # of a logger
+                trainer.early_exit.request_stop(stop)
         self.in_batch = self.of_batch = True
         self.step = self._collected_step = step = trainer.global_step + 1
         every = self.log_steps
@@ -165,19 +167,15 @@ class Logging(CoreCallback):
             or step >= schedule.likely_end
             or (data.is_last and data.epoch + 1 >= schedule.end_epoch)
         )
-        if self.is_log_window and trainer.grad_accum.should_run_optimizer_step:
-            trainer.is_log_step = self.collects = True
-            trainer.hooks = trainer.callbacks.log_hooks
-        else:
-            trainer.is_log_step = self.collects = False
-            trainer.hooks = trainer.callbacks.quiet_hooks
-            if self._num_to_rehearse:
-                self._rehearse(trainer)
-
-    def _rehearse(self, trainer: Trainer) -> None:
-        trainer.rehearses = self._num_to_rehearse % 2 == 1
-        if trainer.rehearses and trainer.grad_accum.should_run_optimizer_step:
-            trainer.hooks = trainer.callbacks.rehearsal_hooks
+        ends_step = trainer.grad_accum.should_run_optimizer_step
+        trainer.is_log_step = self.collects = self.is_log_window and ends_step
+        if self.collects:
+            return trainer.callbacks.log_hooks
+        if self._num_to_rehearse:
+            trainer.rehearses = self._num_to_rehearse % 2 == 1
+            if trainer.rehearses and ends_step:
+                return trainer.callbacks.rehearsal_hooks
+        return trainer.callbacks.quiet_hooks
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
@@ -193,10 +191,10 @@ class Logging(CoreCallback):
     def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
         self._open_gate(trainer)
 
-    def gate_validation(self, trainer: Trainer, batch_idx: int, *, is_last: bool) -> None:
-        """Set whether the metrics of a validation batch are logged."""
+    def logs_batch(self, batch_idx: int, *, is_last: bool) -> bool:
+        """Return whether the metrics of a validation batch are logged."""
         every = self.log_steps
-        trainer.is_log_step = is_last or (every != 0 and (batch_idx + 1) % every == 0)
+        return is_last or (every != 0 and (batch_idx + 1) % every == 0)
 
     # ---- deferred reads
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from modelzoo_trainer import Callback, ConfigError, Logging
+from modelzoo_trainer import Callback, ConfigError, Logging, StopTraining, TrainingLoop
 from modelzoo_trainer.core.parts.run_log import RunLog
 from tests.doubles import History, Scale, constant_batches, tiny_batches
 
@@ -288,6 +288,85 @@ def test_other_processes_log_no_information_to_handlers_of_the_program(
         package.getChild("checkpoint").warning("late")
     assert caplog.messages == logged
     assert package.level == logging.getLevelName(level)
+
+
+class Begins(Callback):
+    """Notes the steps whose start it hears of: those that are logged."""
+
+    log_step_hooks = frozenset({"on_train_batch_start", "on_train_batch_end"})
+
+    def __init__(self) -> None:
+        self.starts, self.ends = [], []
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        self.starts.append(trainer.logging.step)
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        self.ends.append(trainer.logging.step)
+
+
+def test_the_first_hook_of_a_log_step_is_one_of_its_hooks(trainer_of) -> None:
+    begins = Begins()
+    trainer_of(begins, logging=Logging(log_steps=2)).fit(tiny_batches(5))
+    assert begins.starts == begins.ends == [2, 4, 5]
+
+
+def test_of_accumulated_batches_the_last_one_of_a_log_step_is_logged(trainer_of) -> None:
+    begins = Begins()
+    loop = TrainingLoop(max_steps=4, grad_accum_steps=2)
+    trainer_of(begins, loop=loop, logging=Logging(log_steps=2)).fit(tiny_batches(8))
+    assert begins.starts == begins.ends == [2, 4]
+
+
+def test_a_step_keeps_its_hook_table_and_log_steps_have_one(trainer_of) -> None:
+    class Sees(Callback):
+        def note(self, trainer):
+            tables[trainer.logging.step].append(kind(trainer))
+
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            tables[trainer.logging.step] = []
+            self.note(trainer)
+
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            self.note(trainer)
+
+        def on_step_committed(self, trainer):
+            self.note(trainer)
+
+        def on_train_end(self, trainer, model, loop, loop_idx):
+            tables["end"] = [kind(trainer)]
+
+    def kind(trainer):
+        names = ("log_hooks", "quiet_hooks")
+        return next(name for name in names if trainer.hooks is getattr(trainer.callbacks, name))
+
+    tables: dict[int | str, list[str]] = {}
+    loop = TrainingLoop(max_steps=6, eval_frequency=3)
+    trainer_of(Sees(), loop=loop, logging=Logging(log_steps=2)).fit(tiny_batches(6))
+    log, quiet = ["log_hooks"], ["quiet_hooks"]
+    assert tables == {
+        **{step: (quiet, log)[step % 2 == 0] * 3 for step in range(1, 7)},
+        "end": log,
+    }
+
+
+@pytest.mark.parametrize("others", [[], [Begins()]], ids=["alone", "with others"])
+def test_a_logger_that_stops_the_run_between_steps_lets_the_next_one_end(
+    trainer_of, others
+) -> None:
+    class Epochs(Callback):
+        def on_train_epoch_end(self, trainer, epoch):
+            trainer.log_metrics(epoch=epoch)
+
+    class Stops(History):
+        def log_metrics(self, metrics, step):
+            if "epoch" in metrics:
+                raise StopTraining("enough")
+
+    loop = TrainingLoop(num_epochs=2)
+    trainer = trainer_of(Epochs(), *others, loggers=Stops(), loop=loop)
+    trainer.fit(tiny_batches(3))
+    assert trainer.global_step == 4
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True])
