@@ -242,7 +242,7 @@ def _weight_of(loader: Loader) -> str | None:
     Raises:
         ConfigError: If padding rows are not marked.
     """
-    collate = getattr(loader, "collate_fn", None)
+    collate: Any = getattr(loader, "collate_fn", None)
     if not hasattr(collate, "padding_weight"):  # as that of `PadLastBatch`
         return None
     weight: str | None = collate.padding_weight
