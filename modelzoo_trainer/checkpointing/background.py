@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.base.devices import map_tensors
 from modelzoo_trainer.checkpointing.load_save import write_state
 from modelzoo_trainer.checkpointing.state_json import Encoder, Tensors
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes
@@ -117,6 +118,11 @@ def _slices(source: memoryview, target: memoryview) -> Iterator[tuple[memoryview
 def _copy_slice(pair: tuple[memoryview, memoryview]) -> None:
     source, target = pair
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.resolve_conj().resolve_neg() if is_lazy else tensor
 
 
 @dataclass(slots=True)
@@ -235,7 +241,8 @@ class BackgroundSaver:
         if self._stager is None:
             plain = StagingOptions(False, False, False, False)  # all options off
             self._stager = DefaultStager(plain)
-        return self._stager.stage(dict(state))
+        # Resolved: the copies of torch would lack the conjugation or the sign of a lazy view.
+        return self._stager.stage(map_tensors(dict(state), _resolved))
 
     def _fly(self, path: Path, write: Callable[[], None]) -> None:
         """Write in a thread."""

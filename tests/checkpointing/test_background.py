@@ -79,13 +79,21 @@ def test_nothing_that_changes_afterwards_is_in_the_file(tmp_path, slow, saver):
     assert (found["list"], found["dict"]) == ([1], {"a": 1})
 
 
-def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path, saver):
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path, saver, is_sharded):
     tied = torch.rand(100)
     state = make_state() | {"tied": [tied, tied], "empty": torch.empty(0, 2), "x": torch.tensor(1)}
     state["wide"] = torch.rand(7, 3, dtype=torch.float64)[:, 1].to(torch.bfloat16)
-    state["complex"] = torch.tensor([1 + 2j]).conj()
-    checkpointing.save(tmp_path / "a" / "c", state, step=1, facts={"x": 1})
-    saver.save(tmp_path / "b" / "c", state, step=1, facts={"x": 1})
+    conjugated = torch.tensor([1 + 2j]).conj()
+    state["complex"] = {"conjugated": conjugated, "negated": conjugated.imag}
+    state["tuple"] = (torch.nn.Parameter(torch.ones(3)), np.ones((2, 3)).T)
+    facts = {"step": 1, "facts": {"x": 1}}
+    if is_sharded:
+        checkpointing.save_sharded(tmp_path / "a" / "c", state, **facts)
+        saver.save_sharded(tmp_path / "b" / "c", state, process_group=None, **facts)
+    else:
+        checkpointing.save(tmp_path / "a" / "c", state, **facts)
+        saver.save(tmp_path / "b" / "c", state, **facts)
     saver.wait()
     first = {file.name: file.read_bytes() for file in (tmp_path / "a/c").iterdir()}
     assert first == {file.name: file.read_bytes() for file in (tmp_path / "b/c").iterdir()}
