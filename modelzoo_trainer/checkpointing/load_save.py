@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -94,13 +94,14 @@ def write_state(
         transaction.commit(step=step, facts=facts)
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path, *, keys: Collection[str] | None = None) -> dict[str, Any]:
     """Load and verify the state of a checkpoint.
 
     Tensors are in host memory; no file is mapped.
 
     Args:
         path: The checkpoint.
+        keys: Keys of the state to load, of which only the files are read; None = all.
 
     Raises:
         CheckpointError: If it is damaged, has an unknown version, or is not a checkpoint.
@@ -111,22 +112,39 @@ def load(path: Path) -> dict[str, Any]:
     if SHARDS in manifest.files:
         from modelzoo_trainer.checkpointing.sharded import load_sharded
 
-        return load_sharded(path, manifest)
+        return load_sharded(path, manifest, keys=keys)
     check_listing(path, manifest)
-    complete(path, manifest.files)
-    return _load(path, manifest)
+    if keys is None:
+        complete(path, manifest.files)
+    return _load(path, manifest, keys)
 
 
-def _load(path: Path, manifest: Manifest) -> dict[str, Any]:
+def _load(path: Path, manifest: Manifest, keys: Collection[str] | None) -> dict[str, Any]:
     state_json = checked_json(path / STATE, record_of_name(manifest.files, STATE))
     if not isinstance(state_json, dict):
         raise CheckpointError(f"{str(path / STATE)!r} contains no state. Use another checkpoint.")
+    files = {name for name in manifest.files if name.endswith(SUFFIX)}
+    if keys is not None:
+        state_json = {key: value for key, value in state_json.items() if key in keys}
+        files = set(_files_of(state_json))
     tensors: Tensors = {
-        name.removesuffix(SUFFIX): _tensors_of(path / name, record)
-        for name, record in sorted(manifest.files.items())
-        if name.endswith(SUFFIX)
+        name.removesuffix(SUFFIX): _tensors_of(path / name, record_of_name(manifest.files, name))
+        for name in sorted(files)
     }
     return decode(state_json, tensors)
+
+
+def _files_of(state_json: Any) -> Iterator[str]:
+    """Yield the files of the tensors in a part of `state.json`."""
+    waiting = [state_json]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if value.get("__type__") in ("tensor", "complex"):
+                yield f"{value.get('file')}{SUFFIX}"
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
 def _tensors_of(path: Path, record: FileRecord) -> dict[str, Tensor]:

@@ -31,14 +31,16 @@ def can_hold(tensor: Tensor) -> bool:
     return is_plain and tensor.dtype in _NAMES and not tensor.is_complex()
 
 
-def bytes_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def bytes_of(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """Yield the content of a file with `tensors`, copying as little as possible.
 
-    `tensors`: by name; each must pass `can_hold`.
+    `tensors`: by name; each must pass `can_hold`. `metadata`: further entries of the metadata.
     """
     # Widest dtype first, so that all tensors are aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    header: dict[str, Any] = {METADATA: {"format": "pt"}}
+    header: dict[str, Any] = {METADATA: {"format": "pt", **(metadata or {})}}
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from modelzoo_trainer.base.regular_files import open_regular
 from modelzoo_trainer.checkpointing import disk
-from modelzoo_trainer.checkpointing.checked_file import checked_json, record_of_name
 from modelzoo_trainer.checkpointing.file_writing import write_file
 from modelzoo_trainer.checkpointing.folder import hidden_name
 from modelzoo_trainer.checkpointing.lazy_weights import (
@@ -23,17 +22,10 @@ from modelzoo_trainer.checkpointing.lazy_weights import (
     is_checkpoint,
     open_weights,
 )
-from modelzoo_trainer.checkpointing.manifest import (
-    STATE,
-    SUFFIX,
-    Manifest,
-    check_listing,
-    read_manifest,
-)
-from modelzoo_trainer.checkpointing.shard_index import SHARDS
-from modelzoo_trainer.checkpointing.sharded import load_sharded
+from modelzoo_trainer.checkpointing.load_save import load
+from modelzoo_trainer.checkpointing.manifest import SUFFIX
 from modelzoo_trainer.checkpointing.state_json import Encoder, decode
-from modelzoo_trainer.checkpointing.tensor_file import bytes_of, checked_tensors
+from modelzoo_trainer.checkpointing.tensor_file import bytes_of
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
 from modelzoo_trainer.checkpointing.torch_file import SUFFIXES
 from modelzoo_trainer.errors import CheckpointError, folder_reason
@@ -145,9 +137,10 @@ def _write(state: Any, file: Path, name: str, *, force: bool) -> list[str]:
     if not tensors:
         raise CheckpointError(f"{str(file)!r} was not written: {name} has no tensors.")
     kept, aliases = _untied(tensors)
+    _check_dtypes(kept)
     part = file.with_name(hidden_name("tmp", file.name))
     try:
-        write_file(part, _content(kept, {"format": "pt", **aliases}))
+        write_file(part, bytes_of(kept, aliases))
         _check_target(file, force)
         _give_name(part, file)
     except OSError as error:
@@ -183,12 +176,7 @@ def read_part(path: Path, key: str) -> Any:
     Raises:
         CheckpointError: If the data is damaged, or the state has no such key.
     """
-    manifest = read_manifest(path)
-    check_listing(path, manifest)
-    if SHARDS in manifest.files:
-        state = load_sharded(path, manifest, keys={key})
-    else:
-        state = _read_whole(path, manifest, key)
+    state = load(path, keys={key})
     if key not in state:
         raise CheckpointError(
             f"The state in checkpoint {str(path)!r} has no key {key!r}. A Trainer saves the model "
@@ -196,35 +184,6 @@ def read_part(path: Path, key: str) -> Any:
             f"info {path}"
         )
     return state[key]
-
-
-def _read_whole(path: Path, manifest: Manifest, key: str) -> dict[str, Any]:
-    state_json = checked_json(path / STATE, record_of_name(manifest.files, STATE))
-    if not isinstance(state_json, dict) or key not in state_json:
-        return {}
-    needed: dict[str, set[str]] = {}
-    for stem, name in _references(state_json[key]):
-        needed.setdefault(stem, set()).add(name)
-    tensors: dict[str, dict[str, Tensor]] = {}
-    for stem, names in needed.items():
-        file = stem + SUFFIX
-        record = record_of_name(manifest.files, file)
-        found = checked_tensors(path / file, record, names.__contains__)
-        tensors[stem] = {name: tensor for _, name, tensor in found}
-    return decode({key: state_json[key]}, tensors)
-
-
-def _references(state_json: Any) -> Iterator[tuple[str, str]]:
-    """Yield the file and name of each tensor referenced by a part of `state.json`."""
-    waiting = [state_json]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if value.get("__type__") in ("tensor", "complex"):
-                yield str(value.get("file")), str(value.get("name"))
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
 
 
 def _tensors_of(value: Any) -> tuple[dict[str, Tensor], list[str]]:
@@ -255,22 +214,12 @@ def _untied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
     return {name: tensors[name] for name in tensors if name not in aliases}, aliases
 
 
-def _content(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> Iterator[bytes | memoryview]:
-    """Yield the content of a file like `bytes_of`, with metadata."""
+def _check_dtypes(tensors: Mapping[str, Tensor]) -> None:
     known = {dtype for dtype, _ in DTYPES.values()}
     for name, tensor in tensors.items():
         if str(tensor.dtype).removeprefix("torch.") not in known:
             problem = f"{name} has dtype {tensor.dtype}, which safetensors does not support."
             raise CheckpointError(problem)
-    chunks = bytes_of(tensors)
-    next(chunks)
-    header = json.loads(bytes(next(chunks))) | {METADATA: metadata}
-    text = json.dumps(header, separators=(",", ":")).encode("ascii")
-    text += b" " * (-len(text) % LENGTH_BYTES)
-    yield len(text).to_bytes(LENGTH_BYTES, "little") + text
-    yield from chunks
 
 
 def _give_name(part: Path, file: Path) -> None:
