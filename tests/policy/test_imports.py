@@ -88,12 +88,12 @@ def test_the_command_line_answers_without_torch(name: str, root: Path, tmp_path:
     [
         ("from modelzoo_trainer import Trainer", "trainer", ["torch._dynamo", "pydantic"]),
         (
-            "import modelzoo_trainer.config.shipped",
-            "callbacks.hugging_face_checkpoint",
+            "from modelzoo_trainer.callbacks import HuggingFaceCheckpoint",
+            "zoo.callbacks.hugging_face_checkpoint",
             ["torch.distributed.tensor"],
         ),
     ],
-    ids=["the trainer", "the names of a file"],
+    ids=["the trainer", "a callback for kinds of models"],
 )
 def test_what_takes_longer_to_import_than_the_trainer_is_not_brought(
     root: Path, tmp_path: Path, statement: str, brings: str, brings_not: list[str]
@@ -135,3 +135,22 @@ def test_importing_every_module_changes_nothing(
     names = [source.module for source in sources if not source.name.endswith("__main__.py")]
     printed = run_python(WATCH, *names, root=root, folder=tmp_path)
     assert json.loads(printed) == {"changed": [], "optional": []}
+
+
+MAKE_A_TRAINER = """
+import sys
+from modelzoo_trainer import Trainer
+from torch import nn
+Trainer(device="cpu", model_dir="run", model=nn.Linear(2, 2))
+above = ("callbacks.", "loggers.", "zoo", "config", "tools", "cli")
+names = [name.removeprefix("modelzoo_trainer.") for name in sys.modules]
+print(*(name for name in names if name.startswith(above)))
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_imports_the_callbacks_that_it_uses(root: Path, tmp_path: Path) -> None:
+    loaded = run_python(MAKE_A_TRAINER, root=root, folder=tmp_path).split()
+    used = {"callbacks.check_loss", "callbacks.step_guard", "loggers.progress"}
+    assert used <= set(loaded)
+    assert {name for name in loaded if not name.startswith("loggers.console")} == used
