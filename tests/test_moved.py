@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 import warnings
@@ -81,3 +82,18 @@ def test_a_program_runs_under_its_former_path() -> None:
 def test_an_absent_module_is_absent() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"modelzoo_trainer\.data\.nowhere"):
         importlib.import_module("modelzoo_trainer.data.nowhere")
+
+
+def test_no_page_names_a_former_path() -> None:
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "configs").rglob("*.yaml"),
+    ]
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in re.findall(r"modelzoo_trainer\.([a-z_]+(?:\.\w+)*)", page.read_text("utf-8"))
+    }
+    assert len(named) > 50
+    assert [(page, path) for page, path in named if present_path(path)] == []
