@@ -147,7 +147,7 @@ class Exchange:
 
         Args:
             comm: Communication between the ranks; always the same.
-            value: As in `Comm.broadcast_object`; compared with that of the previous call.
+            value: As in `Comm.broadcast_object`; compared with the value of the previous call.
 
         Cost: One bit between hosts while nothing changes, without using the device.
         """

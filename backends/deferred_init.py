@@ -29,8 +29,8 @@ def is_on_meta(model: Module) -> bool:
 def materialize(model: Module, device: torch.device) -> None:
     """Allocate and initialize a model that is on `meta`, in place. Collective.
 
-    The values are those of a model built on the host with the same generator, on any number of
-    ranks: modules are reset in the order of their constructors, children before parents, by
+    The values are the same as in a model built on the host with the same generator, on any number
+    of ranks: modules are reset in the order of their constructors, children before parents, by
     `reset_parameters()`. A module may also have `reset_steps()`, which yields pairs of a part of it
     and a function that initializes it; then only one part at a time is unsharded. With
     `resets_parts`, these also initialize the modules within it. No-op if no tensor is on `meta`.
@@ -101,7 +101,7 @@ def _allocate(model: Module, device: torch.device) -> None:
 
 
 def _share_generator() -> None:
-    """Make all ranks draw the same numbers, those of rank 0."""
+    """Make all ranks draw the same numbers as rank 0."""
     if dist.is_initialized():
         state = torch.get_rng_state()
         dist.broadcast(state, src=0)

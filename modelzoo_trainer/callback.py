@@ -62,7 +62,7 @@ class Callback:
     log_step_hooks: frozenset[str] = frozenset()
     """Hooks of this callback that are called on log steps only.
 
-    On a device that traces steps, those of the traced step are also called in two early steps
+    On a device that traces steps, hooks of the traced step are also called in two early steps
     of a fit, so that the graph of log steps is compiled early; nothing is logged there.
     """
 
@@ -614,7 +614,7 @@ def hook_names(callback: Any, *, is_log_step: bool = True, rehearses: bool = Fal
     Args:
         callback: The callback.
         is_log_step: Whether to include the hooks for log steps only.
-        rehearses: Whether to include those of the traced step in any case.
+        rehearses: Whether to include hooks of the traced step in any case.
     """
     names = _overridden(type(callback))
     if not isinstance(callback, Callback):

@@ -242,7 +242,7 @@ class TrainingSpike(ModelZooError, RuntimeError):
     Args:
         message: What is wrong.
         step: Its `global_step`.
-        batches: Its batches and those of the previous step: epoch and index.
+        batches: Its batches and the previous step's: epoch and index.
     """
 
     def __init__(self, message: str, *, step: int, batches: Sequence[tuple[int, int]]) -> None:

@@ -543,7 +543,7 @@ class Trainer(NotCopied, InterceptableMethods):
         Args:
             val_dataloader: An iterable of batches, or a callable that returns one.
             ckpt_path: As in `fit`.
-            loop: None = that of the trainer.
+            loop: None = the trainer's.
 
         Returns:
             The metrics of this validation, without the prefix of the dataloader.
@@ -683,10 +683,10 @@ class Trainer(NotCopied, InterceptableMethods):
         Args:
             val_dataloaders: One or several, as in `fit`.
             ckpt_paths: One or several paths, globs, or "last" and "best"; otherwise as in `fit`.
-            loop: None = that of the trainer.
+            loop: None = the trainer's.
 
         Returns:
-            The metrics; those of several checkpoints are in `per_checkpoint`.
+            The metrics; with several checkpoints, each one's metrics are in `per_checkpoint`.
 
         Raises:
             ConfigError: If a dataloader is invalid, or a glob matches nothing.
@@ -825,7 +825,7 @@ class Trainer(NotCopied, InterceptableMethods):
         self.interceptors.place(global_pairs())
 
     def add_callback(self, callback: Any) -> CallbackHandle:
-        """Add a callback after those of its kind and set it up, or add an interceptor.
+        """Add a callback after others of its kind and set it up, or add an interceptor.
 
         Args:
             callback: A callback, a logger, or a pair such as `("post-forward", f)`.
@@ -849,7 +849,7 @@ class Trainer(NotCopied, InterceptableMethods):
         return self.callbacks.loggers
 
     def split_train_batches(self, micro_batch_size: int | None) -> None:
-        """Train on micro-batches, whose gradients add up to that of the batch.
+        """Train on micro-batches, whose gradients add up to the batch's gradient.
 
         Args:
             micro_batch_size: Maximum samples per forward pass, > 0; None = all.
@@ -918,7 +918,7 @@ class Trainer(NotCopied, InterceptableMethods):
         Args:
             tensors: What to read; later changes have no effect.
             deliver: Called with the values: numbers, or CPU tensors if they have dimensions.
-            step: The `global_step` during the delivery; None = that of the current batch.
+            step: The `global_step` during the delivery; None = the current batch's.
         """
         self.logging.read(self, tensors, deliver, step)
 

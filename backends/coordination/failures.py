@@ -83,7 +83,7 @@ def stopped(rank: int, seconds: float, reporter: int) -> Failure:
 
 
 def dump_stacks(rank: int, failure: Failure) -> None:
-    """Write the stacks of all threads to standard error, not mixed with those of other ranks.
+    """Write the stacks of all threads to standard error, not mixed with other ranks' stacks.
 
     `faulthandler` writes a few characters at a time.
     """

@@ -21,7 +21,7 @@ _PAUSE_S: Final = 0.1
 
 
 class Heartbeats:
-    """Send heartbeats of this rank, and watch those of another one.
+    """Send heartbeats of this rank, and watch another rank's.
 
     Each rank watches the next one that has not left, in a ring. A rank on the same host also counts
     as alive while it uses CPU time, as a library may hold its GIL.

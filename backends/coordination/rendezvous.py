@@ -63,7 +63,7 @@ def open_store(launch: Launch, *, timeout_s: float) -> Store:
 
 
 def own_connection(store: Store) -> Store:
-    """Return a store with the same content, whose calls do not wait for those of others.
+    """Return a store with the same content, whose calls do not wait for calls of others.
 
     Raises:
         DistError: If the rank that hosts the store has ended.

@@ -42,7 +42,7 @@ def parallelize(
 ) -> Module:
     """Distribute a model over the ranks, on the device, and compile it if enabled. Collective.
 
-    Where weights differ between ranks, those of rank 0 are used. A model on `meta` is initialized
+    If weights differ between ranks, rank 0's are used. A model on `meta` is initialized
     here. Activation checkpointing must come first.
 
     The model is on the host, on the device or on `meta`; it is changed in place, and its parameters

@@ -206,7 +206,7 @@ class ParallelBackend(Backend):
             skip_step(optimizer)
 
     def _check_averaged(self, optimizer: Optimizer) -> None:
-        """Check that no gradient is only that of this rank.
+        """Check that no gradient is only this rank's.
 
         Raises:
             BackendError: If a parameter of the model was added, replaced or unfrozen after the

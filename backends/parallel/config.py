@@ -57,7 +57,7 @@ STYLES: Final = ("colwise", "colwise_gather", "rowwise", "own_part")
 
 colwise         by its outputs; each rank keeps its part (Linear, Embedding).
 colwise_gather  by its outputs; every rank gets the full output.
-rowwise         Linear: by its inputs, of which each rank has its part. Embedding: by its rows.
+rowwise         Linear: by its inputs; each rank has its part. Embedding: by its rows.
                 Every rank gets the sum.
 own_part        LayerNorm, RMSNorm: whole on each rank, which normalizes its part of the states,
                 such as its heads; gradients are summed.
@@ -86,7 +86,7 @@ class ParallelSettings:
         blocks: Class names of modules that are gathered and freed as one unit; None = the elements
             of every `ModuleList`.
         param_dtype: Dtype in which sharded parameters are gathered and used; None = their own.
-        reduce_dtype: Dtype in which gradients are reduced; None = that of the computation.
+        reduce_dtype: Dtype in which gradients are reduced; None = the dtype of the computation.
         reshard_after_forward: Free a block's parameters after its forward pass and gather them
             again for the backward pass.
         meta_init: Build the model on `meta` and initialize weights after sharding.

@@ -18,8 +18,8 @@ class LossWeighting(Module):
     """A model plus two parameters whose gradients are the window's sums of weights and losses.
 
     The two parameters are not used in the forward pass: `GradientWindow` passes their gradient to
-    autograd. It is accumulated and reduced with those of the model, so the sums need no extra
-    message.
+    autograd. It is accumulated and reduced with the gradients of the model, so the sums need no
+    extra message.
 
     All parameters of the model have one dtype, float32 or float64.
     """
@@ -115,7 +115,7 @@ class GradientWindow(LossWindow):
         return torch.stack((known[0], weighted_loss(loss.to(probe), weight)))
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate a loss's gradients, and before them those of the last `add`."""
+        """Accumulate a loss's gradients, and before them the gradients of the last `add`."""
         noted, self._noted = self._noted, None
         if noted is None:
             loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch

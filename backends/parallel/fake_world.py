@@ -286,7 +286,7 @@ class _Sent:
 
 
 def is_for_real(function: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operation uses real numbers, such as those of meshes."""
+    """Return whether an operation uses real numbers, such as numbers of meshes."""
     if function is torch.ops.aten.arange.default or function is torch.ops.aten.arange.start:
         last = args[-1] if args else None
         return isinstance(last, int) and 0 <= last <= _LARGEST_MESH

@@ -81,7 +81,7 @@ def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: D
 def _placement(num: int, param: Parameter) -> Shard | None:
     """Return the dimension by which `num` ranks share a parameter; None = the first.
 
-    Stacked matrices, as those of experts, are split evenly where the first dimension, their number,
+    Stacked matrices, such as experts, are split evenly where the first dimension, their number,
     is no multiple of the ranks: else some ranks would have more than others, or nothing.
     """
     if param.dim() != 3 or num == 1 or param.shape[0] % num == 0:

@@ -151,7 +151,7 @@ def _check_sizes(model: Module, name: str, styles: Mapping[str, str], num: int) 
             if isinstance(getattr(owner, norm, None), Module) and not is_own:
                 raise BackendError(
                     f"backend.tensor_plan splits {name}, but its heads share the weights of "
-                    f"{place}.{norm} (attention_qk_norm), of which each process would get another "
+                    f"{place}.{norm} (attention_qk_norm), so each process would get another "
                     f"gradient. Add {_starred(f'{place}.{norm}')}: {_OWN_PART}."
                 )
         head_dim = getattr(owner, "head_dim", None)
@@ -211,7 +211,7 @@ def _make_style(layer: Module, style: str) -> ParallelStyle:
 def _replicate_others(places: Places, mesh: DeviceMesh, norms: Set[Module]) -> None:
     """Convert parameters that are not split to replicated DTensors.
 
-    `norms`: those of which each rank has its own part of the inputs.
+    `norms`: norms with inputs that are split over the ranks.
     """
     owners: dict[Module, list[str]] = {}
     for module, name in chain(*places.values()):
@@ -274,7 +274,7 @@ def _plain(param: Tensor | None) -> Tensor | None:
 
 
 def _norm_own_part(norm: Any, states: Tensor) -> Tensor:
-    """Normalize states of which each rank has its part."""
+    """Normalize states that are split over the ranks."""
     weight = _with_summed_gradients(norm.weight)
     if isinstance(norm, RMSNorm):
         return functional.rms_norm(states, norm.normalized_shape, weight, norm.eps)

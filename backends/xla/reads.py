@@ -59,7 +59,7 @@ class BatchedReads(Reads):
 
     @override
     def land(self, shipped: list[list[Any]]) -> list[Values]:
-        """Fetch the values of one step; `_bring` fetches those of several."""
+        """Fetch the values of one step; `_bring` fetches several steps."""
         [landed] = self._land_all([shipped])
         return landed
 

@@ -110,7 +110,7 @@ def members(annotation: Any) -> list[Any]:
 
 
 def choices(annotation: Any) -> list[Any]:
-    """Return the allowed values of an annotation: those of `Literal`s and enumerations."""
+    """Return the allowed values of an annotation, from `Literal`s and enumerations."""
     found: list[Any] = []
     for member in members(annotation):
         if get_origin(member) is Literal:
@@ -213,7 +213,7 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
 def converted(adapter: TypeAdapter[Any], plain: Any) -> Any:
     """Return a value converted by the adapter.
 
-    The rules are those of JSON, as for a file: a string may be a path or the value of an
+    The rules follow JSON, as for a file: a string may be a path or the value of an
     enumeration, a list may be a tuple, an integer may be a float; otherwise strict.
 
     Raises:

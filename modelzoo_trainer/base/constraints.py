@@ -1,6 +1,6 @@
 """Constraints on constructor arguments as types, checked for files and Python alike.
 
-Arguments from a file are checked by `config.arguments`, those of a call by `checked`; both use
+`config.arguments` checks arguments from a file, `checked` arguments of a call; both use
 pydantic and produce the same messages. It is imported with the first constrained argument.
 """
 
@@ -128,7 +128,7 @@ def _refuse_unknown(cls: type, given: Iterable[str], known: Collection[str]) -> 
 def checked_dataclass(cls: Any = None, /, *, kw_only: bool = False) -> Any:
     """Make a class a dataclass whose constructor checks its arguments, as `checked` does.
 
-    It compares by identity. Defaults are only those of arguments: they are not class attributes.
+    It compares by identity. Defaults belong to arguments only: they are not class attributes.
     Arguments that classes share, and their texts, are in a base class.
     """
     if cls is None:

@@ -2,7 +2,7 @@
 
 A secret is hidden where it begins and ends a word. A form must be distinct: digests, numbers of
 commits and UUIDs are none, so keys of services that look like these are found by their names only.
-The collections are those of gitleaks (config/gitleaks.toml) and detect-secrets, and the lists of
+The collections come from gitleaks (config/gitleaks.toml) and detect-secrets, and the lists of
 partners of GitHub's secret scanning.
 """
 

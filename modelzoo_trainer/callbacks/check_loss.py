@@ -69,7 +69,7 @@ class CheckLoss(Callback):
     Metrics:
         skipped_steps: With `skip`, number of steps of the run that were skipped so far.
 
-    State: The last finite losses, those of the window, and the counts.
+    State: The last finite losses, the losses of the window, and the counts.
 
     Raises:
         ConfigError: If an argument is invalid.
@@ -302,7 +302,7 @@ def _loss_in(outputs: Any) -> Tensor | None:
 
 
 def _number(value: Any) -> float:
-    """Return a loss as a number; that of several values is finite if all of them are."""
+    """Return a loss as a number; several values are finite if all of them are."""
     return float(value.double().sum()) if isinstance(value, Tensor) else value
 
 

@@ -53,14 +53,14 @@ class _Uses:
 class ComputeNormGNS(ComputeNorm):
     """Log the gradient noise scale, and what `ComputeNorm` logs, on log steps.
 
-    The gradient of an example is its contribution to that of the step, times the number of
+    The gradient of an example is its contribution to the step's gradient, times the number of
     examples N of the step, over all its batches and processes; their mean is the gradient of the
     step. Their squared norms are computed in the same backward pass, for the given kinds of layers.
     With P = their mean and G = the squared norm of the step's gradient, McCandlish et al. 2018 ("An
     Empirical Model of Large-Batch Training", appendix A.1, for batches of 1 and of N) give unbiased
     estimates of the squared norm of the true gradient, (N G - P) / (N - 1), and of the trace of the
     covariance, N (P - G) / (N - 1). Their quotient is the noise scale, roughly the batch size
-    beyond which more examples help little. That of a single step is noisy and may be negative:
+    beyond which more examples help little. The value of a single step is noisy and may be negative:
     average both estimates over steps, then divide.
 
     Examples are the first dimension of the batch. Ignored, with a warning, are layers with an input

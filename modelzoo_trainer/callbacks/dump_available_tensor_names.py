@@ -23,7 +23,7 @@ log = logging.getLogger("modelzoo_trainer.dump_available_tensor_names")
 class DumpAvailableTensorNames(NamedTensorWatcher):
     """Write the tensor names that the tensor listeners accept, with shapes and dtypes, to files.
 
-    Those of the first step of a fit are in `available_tensor_names.txt` in the run folder, those of
+    Names of the first step of a fit are in `available_tensor_names.txt` in the run folder, names of
     the first batch of a validation in `available_tensor_names_validate.txt`. The names are
     explained in `SummaryTensorListener`. If a file cannot be written, a warning is logged.
 

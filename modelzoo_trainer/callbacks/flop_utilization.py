@@ -76,7 +76,7 @@ class _IdleWork:
 
     That is the share in their attribute `idle_share`: of experts, those that a token is not routed
     to. The backward pass is derived from the forward pass: it has as many operations for the
-    gradients of inputs, and again for those of weights. Recomputation has no further one.
+    gradients of inputs, and again for gradients of weights. Recomputation has no further one.
     """
 
     def __init__(self, count: FlopCount, model: Module) -> None:
@@ -315,7 +315,7 @@ def _shapes_of(batch: Batch) -> str:
 
 
 def _dtype_of(trainer: Trainer, model: Module) -> torch.dtype:
-    """Return the dtype of matrix products: that of autocast, or else of the weights."""
+    """Return the dtype of matrix products: autocast's, or else the weights'."""
     half = getattr(trainer.precision.autocast, "fast_dtype", None)
     if isinstance(half, torch.dtype):
         return half

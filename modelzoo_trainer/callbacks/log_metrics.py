@@ -149,7 +149,7 @@ class LogInputSummaries(Callback):
 
     Names are `input.<key>` for a batch that is a mapping or a sequence, `input.<key>.<key>` if
     nested, and `input` for a single tensor. With several batches per step, the last one is logged;
-    with several processes, that of the main process. Validation batches are logged likewise, with
+    with several processes, the main process's value. Validation batches are logged likewise, with
     the prefix of the validation.
 
     Metrics:

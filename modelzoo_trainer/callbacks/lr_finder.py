@@ -286,7 +286,7 @@ def smooth(losses: list[float]) -> list[float]:
 def suggested(lrs: list[float], losses: list[float]) -> float | None:
     """Return the learning rate where the loss decreases most steeply, before its minimum.
 
-    The slope is that of a regression line through the smoothed losses over the logarithm of the
+    The slope belongs to a regression line through the smoothed losses over the logarithm of the
     learning rate, 1 in 10 of all on either side. None if the loss does not decrease.
     """
     smoothed, width = smooth(losses), max(_FEW, len(losses) // 10)

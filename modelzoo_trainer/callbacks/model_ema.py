@@ -69,7 +69,7 @@ class ModelEma(ValidationCallback):
         warmup: Whether to increase the decay gradually: min(decay, (1 + n) / (10 + n)) after n
             steps.
         average_buffers: Whether to average floating-point buffers; False = use the model's.
-        dtype: Of the average; None = that of the parameter, or float32 for half precision.
+        dtype: Of the average; None = the parameter's, or float32 for half precision.
         validate: Whether to validate the averaged weights after each validation of the weights,
             except those that `StepBasedEvaluation` adds.
         every_n_vals: Validate only on every n-th validation of a run, > 0, and on the last one.

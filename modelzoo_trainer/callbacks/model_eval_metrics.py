@@ -24,7 +24,7 @@ class ModelEvalMetrics(Callback):
 
     Every scalar tensor in the model's output is averaged over the batches of all processes, with
     the weights of the loss: samples, or `num_items` if the output has it. Every submodule with the
-    methods `compute` and `reset`, such as those of torchmetrics, is reset at the beginning of a
+    methods `compute` and `reset`, such as a torchmetrics metric, is reset at the beginning of a
     validation, computed at its end and logged under its name; padding batches do not change it.
     Nothing is logged for a validation that was interrupted.
 

@@ -130,7 +130,7 @@ class ConvertSyncBatchNorm(Callback):
 
     `BatchNorm1d`, `2d` and `3d` layers are replaced when the model is created; names and values
     stay the same, so checkpoints fit with and without. With one process, the model is unchanged.
-    A process whose data has ended before that of others still contributes its padding batch.
+    A process whose data has ended early still contributes its padding batch.
 
     Cost: In training, two small all-reduces per layer in the forward pass and two in the backward
         pass.

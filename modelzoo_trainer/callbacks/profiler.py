@@ -160,7 +160,8 @@ class RateProfiler(TrainingProfiler):
     """Log training throughput in samples and steps per second, on log steps.
 
     The clock starts at the end of the first step, which is excluded, and is paused during
-    validations and checkpoints. Samples are those of all processes, measured on the main process.
+    validations and checkpoints. Samples are counted over all processes, measured on the main
+    process.
 
     Metrics:
         local_samples_per_sec: Samples per second since the last log step.

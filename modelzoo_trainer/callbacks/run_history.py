@@ -291,7 +291,7 @@ class RunHistory(EpochLoss):
         Args:
                 name: Name, without the prefix.
                 value: Value on the host.
-                step: Its `global_step`; None = that of the latest metrics.
+                step: Its `global_step`; None = the step of the latest metrics.
 
         Raises:
             TypeError: If the value is not a number.

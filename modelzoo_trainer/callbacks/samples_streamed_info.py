@@ -26,8 +26,8 @@ class SamplesStreamedInfo(Callback):
 
     When an exception about a non-finite loss or gradient, or a `TrainingSpike`, leaves a fit, it
     logs how many samples were trained on, how many of them since the newest checkpoint, and the
-    `SkipSamples` with which a resumed run skips them. Samples are those of all processes, assuming
-    that each has as many as the main process.
+    `SkipSamples` with which a resumed run skips them. Samples are counted over all processes,
+    assuming that each has as many as the main process.
 
     State: The number of samples.
     """

@@ -271,8 +271,8 @@ class SaveBest(Callback):
             log.warning(
                 "SaveBest.load_best: %s is a metric of the averaged weights, but the model will "
                 "get the trained weights of that step. The averaged weights are in the best "
-                "checkpoint if checkpoint_states is 'all'; those of the last step can be used "
-                "inside 'with ema.swap()'.",
+                "checkpoint if checkpoint_states is 'all'; the averages of the last step "
+                "can be used inside 'with ema.swap()'.",
                 self.metric,
             )
 
@@ -373,7 +373,7 @@ class SaveBest(Callback):
     def _use(self, trainer: Trainer) -> None:
         """Use the value that has arrived, if it belongs to the current weights. Collective.
 
-        If the metric differs between processes, that of the main process is used.
+        If the metric differs between processes, the main process's value is used.
         """
         arrived, self._arrived = self._arrived, None
         if trainer.backend.caps.holds_values:
@@ -458,8 +458,8 @@ class SaveBest(Callback):
         if self._watch.is_missing and self._watch.had_time(trainer):
             raise ConfigError(
                 f"SaveBest.metric: {self.metric!r} was never logged in this fit, so load_best has "
-                f"no best weights to load; the model has those of step {trainer.global_step}. "
-                f"{self._watch.advice}"
+                f"no best weights to load; the model has the weights of step "
+                f"{trainer.global_step}. {self._watch.advice}"
             )
 
     def _state(self, trainer: Trainer, value: float) -> dict[str, Any]:

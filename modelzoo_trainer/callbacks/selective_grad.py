@@ -30,7 +30,7 @@ _OUTLIER_THRESHOLD: Final = 2.25  # standard deviations, as Cerebras' "outlier" 
 def outlier_mask(param: Tensor) -> Tensor:
     """Return which weights are large: at least 2.25 standard deviations of their column.
 
-    The standard deviation is that of the absolute values along the first dimension. A parameter
+    The standard deviation is taken over the absolute values along the first dimension. A parameter
     with a single row has no large weights.
 
     Shapes:

@@ -24,7 +24,7 @@ FILE_NAME: Final = "skip_batches.json"
 
 
 def file_at(path: Path) -> Path:
-    """Return the path if it is a file name, or else that of the default file in the folder."""
+    """Return the path if it is a file name, or else the path of the default file in the folder."""
     return path if path.suffix == ".json" else path / FILE_NAME
 
 

@@ -32,7 +32,7 @@ Mode = Literal["min", "max"]
 class SpikeDetection(StepLosses):
     """Raise an error when the loss of a step spikes, and skip its batches in the next run.
 
-    A loss is a spike if it is worse than that of the previous step, and its distance from the mean
+    A loss is a spike if it is worse than the previous step's, and its distance from the mean
     of the last `window` good losses is at least `atol` and at least `rtol` times that mean. The
     loss is the mean over the batches of the step and over all processes, so all of them end.
 

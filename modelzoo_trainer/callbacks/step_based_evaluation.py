@@ -28,7 +28,7 @@ class StepBasedEvaluation(Callback):
 
     These are ordinary validations of the loop at a higher frequency: a resumed run repeats one that
     was interrupted, and training averages are not affected. The metrics of the additional ones have
-    a name scope: `validate_0/intermediate/loss`. The last validation of a fit, and those of
+    a name scope: `validate_0/intermediate/loss`. The last validation of a fit, and validations by
     `loop.eval_frequency`, keep their names. `LimitEvalSteps` can shorten the additional ones.
     Custom validations count them in `every_n_vals`; `ModelEma` does not, and never follows them.
 

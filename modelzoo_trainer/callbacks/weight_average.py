@@ -35,7 +35,7 @@ class WeightAverage:
     other parameters at any time: one that is added, unfrozen or has another shape is averaged from
     its value at the next update; one that is removed, no longer.
 
-    `decay`: in [0, 1). `dtype`: of the averages of parameters; None = that of the parameter, or
+    `decay`: in [0, 1). `dtype`: of the averages of parameters; None = the parameter's, or
     float32 for half-precision parameters, whose averages would not change. `part`: returns the
     local part of a tensor. `settle`: makes the parameters of the model those that are trained.
 
@@ -69,7 +69,7 @@ class WeightAverage:
         self._settle = settle
         self._averages: dict[str, Tensor] = {}
         self._names: list[str] = []
-        """Of all averages: those of parameters, then those of buffers. The lists are parallel."""
+        """All averages: first of parameters, then of buffers. The lists are parallel."""
         self._own: list[Tensor] = []
         self._dtypes: list[torch.dtype] = []
         self._params: list[Tensor] = []

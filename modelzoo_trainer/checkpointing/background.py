@@ -48,7 +48,7 @@ class HostBuffer:
         return 0 if self._memory is None else self._memory.nbytes
 
     def copy(self, tensors: Tensors) -> Tensors:
-        """Return copies of tensors; they overwrite those of the previous call.
+        """Return copies of tensors; they overwrite the copies of the previous call.
 
         Cost: Waits for the device. No more than the copy if the buffer fits.
         """

@@ -55,7 +55,7 @@ def name_problem(template: Any) -> str | None:
         over = num_bytes - _MAX_NAME_BYTES
         return f"it is too long for a file name (bytes over the limit: {over})"
     if name_pattern(template).fullmatch(template.format(step=7)) is None:
-        return "no braces other than those of {step} are allowed"
+        return "no braces other than in {step} are allowed"
     return None
 
 

@@ -72,7 +72,7 @@ def load_sharded(
 
 
 def _tied(index: ShardIndex, names: Iterable[str]) -> dict[str, str]:
-    """Return tensors whose blocks are all those of an earlier one, with the name of that one.
+    """Return tensors with the same blocks as an earlier one, and the name of the earlier one.
 
     Every rank stores the block of tied tensors once.
     """
@@ -244,7 +244,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, StatePa
     """Return the leaves of a state by full name, and the path of each.
 
     Leaves are tensors, values that are not containers, and lists and tuples without tensors and
-    dicts in them; names are those of torch.distributed.checkpoint.
+    dicts in them; names are as in torch.distributed.checkpoint.
 
     `state`: nested mappings, lists and tuples.
 

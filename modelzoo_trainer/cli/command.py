@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
     """Run a command and return the exit code.
 
     Args:
-        argv: The words after the program's name; None = those of this process.
+        argv: The words after the program's name; None = this process's.
         names: Makes the names that a file may use, given the modules of `--import`; None = all
             that are shipped.
     """

@@ -147,8 +147,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("--family has an effect only with --to hf. Remove it.")
     if options.params is not None and options.origin == "hf":
         raise ConfigError(
-            "--params has no effect with --from hf: the settings are those of config.json. Remove "
-            "it."
+            "--params has no effect with --from hf: the settings come from config.json. Remove it."
         )
     if options.tokenizer is not None and options.layout == "cerebras":
         raise ConfigError(

@@ -64,7 +64,7 @@ def _launch(options: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options that are not those of `fit`."""
+    """Return the parser of the options that `fit` does not have."""
     parser = command_parser("launch")
     parser.add_argument(
         "--on", required=True, metavar="LAUNCHER", choices=LAUNCHERS, help=", ".join(LAUNCHERS)
@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="print the job file, or the command, and start nothing",
     )
     job = parser.add_argument_group("the job, on other launchers than local")
-    job.add_argument("--name", help="default: that of the file")
+    job.add_argument("--name", help="default: the name of the file")
     job.add_argument(
         "--gpus",
         metavar="[TYPE:]N",
@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     job.add_argument(
         "--activate",
         metavar="LINE",
-        help="line of bash that activates the environment; Slurm (default: that of this Python), "
+        help="line of bash that activates the environment; Slurm (default: this Python's), "
         "SkyPilot",
     )
     job.add_argument(

@@ -32,8 +32,8 @@ def worker(
     checked here; it is read again by each worker, in the working directory of this process, so
     all nodes must see both, and `model_dir`.
 
-    The function takes Ray's `train_loop_config`, whose keys are those of `options`, or paths as in
-    `set`. It returns 0 when the run is finished, and 143 when a stop file or `max_time` has
+    The function takes Ray's `train_loop_config`, whose keys are the keys of `options`, or paths as
+    in `set`. It returns 0 when the run is finished, and 143 when a stop file or `max_time` has
     stopped it: both end `TorchTrainer.fit`, and the value is `Result.return_value` of Ray. In all
     other cases it raises, so that Ray starts the workers again, as often as
     `FailureConfig(max_failures=...)` says; they resume from the newest checkpoint. Metrics and

@@ -340,8 +340,8 @@ def load_plans(
     `path`: the file; one of the older layout is converted, with a note that shows the new one.
     `names`: makes what the file may name; called when its syntax is known to be valid, because that
     imports torch. `mode`: a key of `MODES`; None = the first that the file has a section for.
-    `changes`: as for `--set`, `PATH=VALUE`; applied in order, after `options`. `options`: those of
-    `options.OPTIONS` by name.
+    `changes`: as for `--set`, `PATH=VALUE`; applied in order, after `options`. `options`: values
+    for `options.OPTIONS` by name.
 
     Raises:
         ConfigError: If anything is invalid; one line for each problem.

@@ -1,4 +1,4 @@
-"""The device of a run, the options of its backend, and those of Cerebras hardware."""
+"""The device of a run, the options of its backend, and options of Cerebras hardware."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def check_device(
 
 
 def _take_out_foreign(backend: Place, problems: Problems) -> dict[str, Any]:
-    """Return the options without those of Cerebras hardware, which are checked and noted."""
+    """Return the options, without Cerebras hardware's, which are checked and noted."""
     known = schema_of(_options).parameters
     foreign: dict[Any, Entry] = {}
     own: dict[str, Any] = {}

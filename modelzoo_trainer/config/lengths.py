@@ -1,4 +1,4 @@
-"""Lengths that a data processor leaves out, which are those of the model."""
+"""Lengths that a data processor leaves out, taken from the model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def fill_lengths(
     names: Names,
     problems: Problems,
 ) -> None:
-    """Set the lengths of samples that are left out to those of the model, with a note.
+    """Set the lengths of samples that are left out to the model's, with a note.
 
-    Those of a model that says them only when it is built are left to the data processor. If the
+    If a model says them only when it is built, they are left to the data processor. If the
     model has none, a problem is added.
 
     `component`: the data processor at `place`. `model`: None = it has problems of its own.

@@ -14,7 +14,7 @@ _VARIABLE: Final = "environment variable MODELZOO_ROOT"
 def with_root(value: Any) -> Any:
     """Return a value, in which paths under `$MODELZOO_ROOT` are ones under the user's folder.
 
-    Lists and mappings are searched, too. The folder is that of the environment variable; without
+    Lists and mappings are searched, too. The folder comes from the environment variable; without
     it, a path stays as it is, so that nothing exists there.
     """
     if type(value) is list:

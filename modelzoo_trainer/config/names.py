@@ -182,7 +182,7 @@ def _classes_of(module: ModuleType) -> Iterable[tuple[str, type]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The classes that a file may name, and those of sections with a fixed class."""
+    """The classes that a file may name, and classes of sections with a fixed class."""
 
     trainer: Callable[..., Any]
     models: NameTable  # of `init.model`

@@ -92,7 +92,7 @@ def option_in(node: Node) -> Position | None:
 def to_plain(node: Node, instead: dict[int, Any] | None = None) -> Any:
     """Return dictionaries, lists and values; nothing is shared, whatever the file's aliases.
 
-    `instead`: values in place of those of scalars, by `id`.
+    `instead`: values in place of scalars' values, by `id`.
     """
     match node:
         case Scalar():
@@ -269,7 +269,7 @@ class Problems:
         return tuple(replace(problem, message=self.hide(problem.message)) for problem in noted)
 
     def lines(self, most: int | None = None) -> list[str]:
-        """Return a line for each problem: those of files by line, then the command line's.
+        """Return a line for each problem: in files, by line, then the command line's.
 
         `most`: how many problems; None = all.
         """

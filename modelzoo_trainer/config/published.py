@@ -1,7 +1,7 @@
 """Names and arguments of the classes that the Model Zoo publishes and this package lacks.
 
-`published.json` has a class a line: its fields, on top of those of the class or field set that it
-is `like`. A type is `int`, `float`, `str`, `bool`, `list`, `dict` or `any`, or several with `|`
+`published.json` has a class a line: its fields, on top of the fields of the class or field set that
+it is `like`. A type is `int`, `float`, `str`, `bool`, `list`, `dict` or `any`, or several with `|`
 between them; then `!` if it is required, and `?` if null is valid. An `open` class accepts other
 keys: not all of its fields are known, or it has `**kwargs`. Shipped models have all fields; those
 that are `inert` have no effect in the original either, or none in training.
@@ -95,7 +95,7 @@ def _schema(section: str, name: str) -> Schema:
 
 
 def _fields(section: str, name: str) -> dict[str, str]:
-    """Return the types of all fields, those of what a class is like among them."""
+    """Return the types of all fields, including the fields of what a class is like."""
     tables = _tables()
     entry = tables[section].get(name) or tables[_FIELD_SETS][name]
     inherited = _fields(section, entry["like"]) if "like" in entry else {}

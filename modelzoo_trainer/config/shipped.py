@@ -1,4 +1,4 @@
-"""The names that a file may use: all shipped classes, and those of the user's modules."""
+"""The names that a file may use: all shipped classes, and classes of the user's modules."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class BackendCallback(CoreCallback):
     """Create and open the backend before a device is used.
 
     Args:
-        backend: A backend, or options for that of `device`.
+        backend: A backend, or options for the backend of `device`.
         device: A device name, case-insensitive; "auto" = the available accelerator, else the CPU.
             Or the dotted path of a subclass of `backends.Backend`. None = "cpu", or the type given
             by `backend`.

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 _ALWAYS: Final = ("global_step", "dataloader", "schedulers", "rng")
-"""Parts of a checkpoint that every run saves, beside those of the model and its optimizers."""
+"""Parts of a checkpoint that every run saves, beside the model and its optimizers."""
 
 SAVING_END: Final = "saving_end"
 """Custom event after `on_save_checkpoint`, before training continues: the checkpoint, of the run or
@@ -108,7 +108,7 @@ class Checkpoint(CoreCallback, Interceptable):
         memory: Keep the newest states in memory of this machine, too, for a restart after a crash:
             `steps`, write one on every n-th step; `path`, a folder on tmpfs, None = /dev/shm.
 
-    State: `callbacks`, the callbacks' `state_dict`s; `model_dir`, that of the run, if checkpoints
+    State: `callbacks`, the callbacks' `state_dict`s; `model_dir`, the run's, if checkpoints
         are elsewhere.
 
     Raises:
@@ -339,7 +339,7 @@ class Checkpoint(CoreCallback, Interceptable):
             self.memory.prepare(trainer, begun, newest)
 
     def _begins_in_memory(self, trainer: Trainer) -> bool:
-        """Return whether the current state is that of a snapshot in memory."""
+        """Return whether the current state comes from a snapshot in memory."""
         path, step = self._begun
         if path is None or step != trainer.global_step:
             return False
@@ -358,7 +358,7 @@ class Checkpoint(CoreCallback, Interceptable):
         return self._begun
 
     def _begins_here(self, trainer: Trainer) -> bool:
-        """Return whether the current state is that of a checkpoint of the folder."""
+        """Return whether the current state comes from a checkpoint of the folder."""
         path, step = self._begun
         if path is None or step != trainer.global_step or self._is_snapshot(trainer, path):
             return False
@@ -462,7 +462,7 @@ class Checkpoint(CoreCallback, Interceptable):
 
     @override
     def on_fit_committed(self, trainer: Trainer, loop: Any) -> None:
-        """Mark the last checkpoint as that of a finished fit. Done by the main process."""
+        """Mark the last checkpoint as belonging to a finished fit. Done by the main process."""
         if self.memory is not None:
             self.memory.remove(trainer)  # for a crash; this end was in order
         if not trainer.schedule.is_finished(trainer) or trainer.interruptions.will_raise(trainer):

@@ -275,7 +275,7 @@ class DataLoaderCallback(CoreCallback):
         )
 
     def _inspect(self, trainer: Trainer) -> Callable[[Batch], None] | None:
-        """Return what checks the first batch of an epoch; that of a run also for labels."""
+        """Return what checks the first batch of an epoch; in a run's first batch, also labels."""
         check: Callable[[Batch], None] | None = getattr(trainer.model, "check_batch", None)
         if not self._begins_run:
             return check
@@ -454,7 +454,7 @@ class DataLoaderCallback(CoreCallback):
         state_dict["dataloader"] = self._state(trainer)
 
     def _state(self, trainer: Trainer, *, within_step: bool = True) -> dict[str, Any]:
-        """Return the state; unless `within_step`, that of the start of a step that has begun."""
+        """Return the state; unless `within_step`, from the start of a step that has begun."""
         position, index = self._position(), trainer.backend.comm.data_shard[0]
         is_within = trainer.global_step == self._window_step
         is_within = is_within and position.num_batches > self._window.num_batches

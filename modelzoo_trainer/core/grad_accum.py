@@ -33,7 +33,7 @@ Weight = int | float | Tensor
 class GradientAccumulation(CoreCallback):
     r"""Decide which batch ends an accumulation window, and weight the batches of the window.
 
-    The gradient of a window is $\sum_i w_i g_i / \sum_i w_i$, that of one large batch of all its
+    The gradient of a window is $\sum_i w_i g_i / \sum_i w_i$, as for one large batch of all its
     samples: $w_i$ is the number of samples, or `num_items` (tokens) if the model's output has it.
     As the sum is not known before the last batch, losses are divided by $n w_1 / w_i$ with $n$
     batches per window, and gradients are corrected at the end if needed; equal batches in a full
@@ -43,9 +43,9 @@ class GradientAccumulation(CoreCallback):
 
     With several processes, the window spans all of them. Gradients are averaged over processes; if
     weights may differ, losses are multiplied by $w_i / (c n)$ with a common $c$, and the average is
-    divided by that of the weights. If each batch is a window and all processes have the same number
-    of samples, nothing is computed. A model replicated in float32 or float64 sends its weights
-    along with its gradients; otherwise an extra message of one number is sent.
+    divided by the average of the weights. If each batch is a window and all processes have the same
+    number of samples, nothing is computed. A model replicated in float32 or float64 sends its
+    weights along with its gradients; otherwise an extra message of one number is sent.
 
     Args:
         num: Batches of the loader per optimizer step.
@@ -236,7 +236,7 @@ class GradientAccumulation(CoreCallback):
     def _in_units(self, backend: Backend, weight: Weight) -> Tensor:
         """Return a weight in a common unit: a power of two, so that it is exact.
 
-        The unit is that of the largest first batch. Collective, once.
+        The unit comes from the largest first batch. Collective, once.
         """
         dtype = torch.float64 if backend.caps.float64 else torch.float32
         if isinstance(weight, Tensor):

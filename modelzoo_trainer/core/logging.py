@@ -81,9 +81,9 @@ class Logging(CoreCallback):
         self.in_batch = False
         self.of_batch = False
         """Whether what is logged or delivered now is of a training batch: of the weights before its
-        update, which no checkpoint has. In `on_metrics`, that of the metrics."""
+        update, which no checkpoint has. In `on_metrics`, the batch of the metrics."""
         self.collects = False
-        """Whether metrics that are logged now, in a batch, are those of its log step."""
+        """Whether metrics that are logged now, in a batch, belong to its log step."""
         self.is_log_window = True
         self.is_delivering = False
         """Whether deferred reads or metrics are being delivered."""
@@ -303,7 +303,7 @@ class Logging(CoreCallback):
             self.hand_over(trainer, dict(metrics), made_at)
 
     def collect(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        """Add to the metrics of a step; in a batch, send those of another step separately."""
+        """Add to the metrics of a step; in a batch, send metrics of another step separately."""
         if self.in_batch:
             if step != self.step:
                 self._read_and_hand_over(trainer, dict(metrics), step)

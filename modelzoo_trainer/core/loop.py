@@ -194,7 +194,7 @@ def require_training_loop(loop: LoopCallback) -> TrainingLoop:
 
 
 def validation_loop_of(own: LoopCallback, given: ValidationLoop | None) -> ValidationLoop:
-    """Return the loop of a validation: the given one, or that of the trainer.
+    """Return the loop of a validation: the given one, or the trainer's.
 
     Raises:
         ConfigError: If it is not a `ValidationLoop`.

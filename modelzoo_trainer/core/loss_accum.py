@@ -132,7 +132,7 @@ class NamedMeans:
     def take(self, backend: Backend) -> dict[str, Tensor | None]:
         """Return the means over all processes, and drop all values.
 
-        The names are those of any process, in the same order on all.
+        The names come from all processes, in the same order on all.
 
         Raises:
             ConfigError: On all processes, if values of a name cannot be averaged over them.

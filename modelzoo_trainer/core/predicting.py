@@ -48,9 +48,9 @@ _MESSAGE_BYTES: Final = 2**25  # of predictions in one message between processes
 class Predicting(CoreCallback):
     """Collect the model's outputs for the batches of `trainer.predict`.
 
-    Outputs are read like metrics, without waiting for the device. Each process keeps those of its
-    own batches; at the end they are put in the order of the data, in the memory of all processes
-    or in files with one index.
+    Outputs are read like metrics, without waiting for the device. Each process keeps the outputs of
+    its own batches; at the end they are put in the order of the data, in the memory of all
+    processes or in files with one index.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class Reproducibility(CoreCallback):
     number of validations.
 
     Args:
-        seed: None = the seed of torch when the trainer is built, or that of a loaded checkpoint.
+        seed: None = the seed of torch when the trainer is built, or a loaded checkpoint's.
 
     State: `rng`: the seed, and the state of each process's host generators.
 

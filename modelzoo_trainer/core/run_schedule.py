@@ -252,7 +252,7 @@ class RunSchedule(CoreCallback):
     def begin_epoch(self, trainer: Trainer, num_left: int | None) -> None:
         """Update the likely end of the fit, when an epoch has begun and its length is known.
 
-        `num_left`: its batches that are not trained on yet, those of a started step included;
+        `num_left`: its batches that are not trained on yet, including a started step's;
         None = not known.
         """
         loop = self.loop

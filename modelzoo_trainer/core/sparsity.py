@@ -275,7 +275,7 @@ def _finite(params: list[SparseParam]) -> Tensor | None:
 
 
 def _warn_of_others(saved: Any, given: dict[str, str]) -> None:
-    """Warn if the settings differ from those of the saved masks."""
+    """Warn if the settings differ from the settings of the saved masks."""
     known = saved if isinstance(saved, Mapping) else {}
     others = [name for name in given if known.get(name, given[name]) != given[name]]
     if others:
@@ -295,7 +295,7 @@ def _fits(one: SparseParam, masks: Any) -> bool:
 
 
 def _check(params: list[SparseParam], masks: Any) -> None:
-    """Check the masks of a checkpoint against those of this run."""
+    """Check the masks of a checkpoint against this run's masks."""
     own = {one.name for one in params}
     rows = [f"  missing      {one.name}" for one in params if one.name not in masks]
     rows += [f"  unexpected   {name}" for name in masks if name not in own]

@@ -42,7 +42,7 @@ class _Record:
         self.scope = scope
         self.last: Metrics = {}
         self.bests: dict[str, list[Best]] = {}
-        """Successive best values; those of repeated steps are removed."""
+        """Successive best values, without values of repeated steps."""
         self.modes: dict[str, str] = {}
         """The directions of metrics whose best value is kept."""
         self.per_checkpoint: dict[Path, Metrics] = {}
@@ -90,7 +90,7 @@ class _Record:
 class Summary(CoreCallback):
     """Record the last and best metrics of a run, its checkpoints, and what stopped it.
 
-    `trainer.result` is that of the last `fit`, `validate`, `validate_all`, `test` or `predict`,
+    `trainer.result` comes from the last `fit`, `validate`, `validate_all`, `test` or `predict`,
     even if it raised an exception, such as Ctrl-C.
     """
 

@@ -160,7 +160,7 @@ class CallbackList(NotCopied, Mapping[str, Any]):
 
     @property
     def rehearsal_hooks(self) -> HookTable:
-        """The hooks off log steps, plus those of the traced step for log steps; a new table."""
+        """The hooks off log steps, plus the traced step's for log steps; a new table."""
         return HookTable(self.all, is_log_step=False, rehearses=True, on_stop=self._on_stop)
 
     def _without_second_check(self) -> list[Any]:
@@ -195,7 +195,7 @@ class CallbackList(NotCopied, Mapping[str, Any]):
         return True
 
     def add(self, callback: Any) -> tuple[Any, bool]:
-        """Add a callback after those of its kind.
+        """Add a callback after others of its kind.
 
         Returns:
             The callback, and whether it is new.
@@ -238,7 +238,7 @@ class CallbackList(NotCopied, Mapping[str, Any]):
 
     @property
     def stateless_names(self) -> list[str]:
-        """Names of callbacks whose state may be in a checkpoint but not in those of this run.
+        """Names of callbacks whose state a checkpoint may have, but not this run's checkpoints.
 
         That is the default `CheckLoss`, whose state a run from a file saves.
         """

@@ -33,7 +33,7 @@ class HooksHandle:
 class Hooks:
     """Call callbacks from a custom training loop, by any hook name.
 
-    Callbacks are called in this order: those given, those of plugins, global ones, models. A
+    Callbacks are called in this order: given ones, plugins, global ones, models. A
     callback may be any object; it is skipped if it has no such method. Each gets the keyword
     arguments that it names, and all positional ones. So a `Callback` whose hook takes `trainer`
     gets what the loop passes under that name, and a call without it raises.
@@ -43,7 +43,7 @@ class Hooks:
         events: One or more names that the loop calls. If given, a call of another name, or a method
             whose name is a near miss of one of them, raises. None = any name.
         plugins: Whether to include the callbacks of installed plugins.
-        use_global: Whether to include those of `register_global_callback`.
+        use_global: Whether to include callbacks of `register_global_callback`.
 
     Raises:
         HookError: If a callback is a class, a core callback of the trainer or one that requires a

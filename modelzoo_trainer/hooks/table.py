@@ -23,7 +23,7 @@ class HookTable(Callback):
     Args:
         callbacks: In the order in which they are called.
         is_log_step: Whether to include hooks that are for log steps only.
-        rehearses: Whether to include those of them that belong to the traced step in any case, so
+        rehearses: Whether to include such hooks of the traced step in any case, so
             that the graph of log steps is traced, though nothing is logged.
         on_stop: Called with a `StopTraining` that a hook has raised; None = it is raised.
     """

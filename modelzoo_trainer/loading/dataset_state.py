@@ -221,7 +221,8 @@ def warn_of_change(loader: Any, names: str, loader_name: str) -> None:
 
     Args:
         loader: The DataLoader.
-        names: The attributes, separated by ", "; those of the collate function begin with its name.
+        names: The attributes, separated by ", "; attributes of the collate function begin with its
+            name.
         loader_name: What messages call the loader.
     """
     of_collate = [name.removeprefix("len(").startswith(COLLATE) for name in names.split(", ")]

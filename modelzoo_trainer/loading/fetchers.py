@@ -1,6 +1,6 @@
 """A StopIteration of user code that loads a batch is an error, not the end of an epoch.
 
-torch takes any StopIteration that leaves a fetch for the end of the data: also that of a
+torch takes any StopIteration that leaves a fetch for the end of the data: also from a
 `__getitem__` or of a collate function.
 """
 

@@ -170,9 +170,9 @@ class Position(NamedTuple):
     def in_layout(self, layout: ShardLayout) -> Position:
         """Convert the position to another number of ranks or batch size, between two batches.
 
-        Only the loader state common to all ranks, that of its sampler, is kept, and with the same
-        number of ranks that of the start of the epoch. If the size of draws has changed, as many
-        samples are skipped, rounded down to whole draws; the remaining samples are trained on
+        Only the loader state common to all ranks, its sampler's, is kept, and with the same
+        number of ranks the state at the start of the epoch. If the size of draws has changed, as
+        many samples are skipped, rounded down to whole draws; the remaining samples are trained on
         again. In a stream, samples of all epochs count.
         """
         before, offset, epoch = self.layout, self.offset, self.epoch
@@ -250,7 +250,7 @@ class EpochSeeds:
         )
 
     def of_validation(self) -> EpochSeeds:
-        """Return the seeds of a validation, distinct from those of all training epochs."""
+        """Return the seeds of a validation, distinct from the seeds of all training epochs."""
         return EpochSeeds(
             order=mixed(self.order, 1),
             samples=mixed(self.samples, 1),

@@ -63,7 +63,7 @@ class OrderSeed(NamedTuple):
         """Return the sampler's generator: equal for equal epochs.
 
         Args:
-            own: The sampler's own generator, of which only the seed is used; it is not changed.
+            own: The sampler's own generator. Only its seed is used; it is not changed.
         """
         if own is not None:
             return torch.Generator().manual_seed(mixed(own.initial_seed(), self.epoch))
@@ -82,7 +82,7 @@ def draws(
     """Yield the draws of the loader's sampler in an epoch.
 
     Samplers of torch and of this package are sliced, so that any start costs the same. Others are
-    iterated from the beginning after seeding all generators; the orders are those of
+    iterated from the beginning after seeding all generators; the orders come from
     `seed_generators(seed)` followed by torch's own iterator, unless the sampler has a generator.
 
     Args:

@@ -14,7 +14,7 @@ _CHUNK: Final = 8192  # indices converted to Python objects at a time
 class SeededSampler(Sampler[int]):
     """Yield every index once per epoch, in an order given by seed and epoch.
 
-    `reshuffle`: whether each epoch has its own order; else all have that of the first.
+    `reshuffle`: whether each epoch has its own order; else all have the first epoch's.
 
     The epoch is set by `set_epoch`; each new iterator increments it.
     """

@@ -27,8 +27,8 @@ class ShardedStream(IterableDataset[Any]):
             after `index` samples, which are otherwise read and dropped.
 
     Cost:
-        Each process and worker reads all samples, and drops those of others. If reading a sample is
-        expensive, use a dataset with `__getitem__`.
+        Each process and worker reads all samples, and drops the samples of others. If reading a
+        sample is expensive, use a dataset with `__getitem__`.
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:

@@ -23,7 +23,7 @@ class Split:
     """How ranks divide the draws of a loader.
 
     Batch k over all ranks consists of the draws from k * per_batch on: one for each rank, or one
-    for all of them, of which each takes a slice.
+    for all of them, and each takes a slice.
 
     Args:
         index: The data shard of this rank.

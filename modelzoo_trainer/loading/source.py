@@ -383,11 +383,11 @@ class SequenceSource(Source):
 
 
 class StatefulSource(Source):
-    """The batches of a loader with `state_dict`; its state is that of the batch consumed.
+    """The batches of a loader with `state_dict`; its state belongs to the batch consumed.
 
     The state is taken after each batch, as the next may be prefetched. If the loader ends before
-    those of other ranks, the state before its last batch is kept, so that a resumed run yields that
-    batch again.
+    the loaders of other ranks, the state before its last batch is kept, so that a resumed run
+    yields that batch again.
 
     Args:
         loader: The loader.

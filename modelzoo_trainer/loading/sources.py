@@ -114,7 +114,7 @@ def make_source(loader: Any, split: Split | None, exchange: Exchange, name: str)
 def until_all_end(
     items: NumberedBatches, source: Source, start: EpochStart, num_shards: int, exchange: Exchange
 ) -> NumberedBatches:
-    """Yield a source's batches until those of all ranks have ended.
+    """Yield a source's batches until the sources of all ranks have ended.
 
     A rank that ends earlier repeats its last batch as a padding batch. Ranks exchange a number for
     each batch, unless their samplers give each the same number of samples.

@@ -235,7 +235,7 @@ class CSVLogger(FileLogger):
 
 
 def _kept(rows: list[Row], loaded: Loaded) -> tuple[list[Row], list[Row]]:
-    """Return the rows to keep, and those of them that are results of tests after the checkpoint.
+    """Return the rows to keep, and which of them are results of tests after the checkpoint.
 
     Those at the checkpoint, and later ones that a resumed run does not repeat.
     """

@@ -30,7 +30,7 @@ def ends_of(root: Path, files: Iterable[Path]) -> Ends:
 
 
 def are_at(ends: Mapping[str, int], marked: Mapping[str, int]) -> bool:
-    """Return whether files continue those of a mark; without any they cannot be identified."""
+    """Return whether files continue a mark's files; without any they cannot be identified."""
     return bool(marked) and all(ends.get(name, -1) >= size for name, size in marked.items())
 
 

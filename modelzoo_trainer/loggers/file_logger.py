@@ -132,7 +132,7 @@ def put_aside(path: Path) -> Path | None:
 
 
 def lines_from(path: Path, start: int, step: int, stop: int | None = None) -> list[bytes]:
-    """Return the lines of a file from an offset, up to another, without those of later steps."""
+    """Return the lines of a file from an offset, up to another, without lines of later steps."""
     if not path.is_file():
         return []
     with open_regular(path) as file:
@@ -143,7 +143,7 @@ def lines_from(path: Path, start: int, step: int, stop: int | None = None) -> li
 
 
 def is_test(names: Iterable[str]) -> bool:
-    """Return whether metrics are those of `trainer.test`, which a resumed fit does not repeat."""
+    """Return whether metrics belong to `trainer.test`, which a resumed fit does not repeat."""
     names = set(names) - {"step", "time"}
     return bool(names) and all(name.startswith("test/") for name in names)
 
@@ -196,7 +196,7 @@ class Loaded(NamedTuple):
     since: Any
     """The end of the file when it, or one before it, was loaded."""
     repeats_tests: bool
-    """Whether a fit logs metrics that are named like those of `trainer.test`."""
+    """Whether a fit logs metrics that are named like metrics of `trainer.test`."""
 
 
 class FileLogger(Logger):
@@ -242,7 +242,7 @@ class FileLogger(Logger):
                 )
 
     def is_at(self, path: Path) -> bool:
-        """Return whether a path is that of the file, once set up."""
+        """Return whether a path is the file's, once set up."""
         return self._path is not None and self._path.absolute() == path.absolute()
 
     # ---- for subclasses

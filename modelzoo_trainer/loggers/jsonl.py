@@ -47,7 +47,7 @@ class JsonlLogger(FileLogger):
 
     A line is `{"step": 20, "time": 1735689600.0, "loss": 2.31, ...}`; `time` is in seconds since
     1970. Non-finite numbers are the strings "nan", "inf" and "-inf". Tensors are nested lists;
-    those of more than 1000 elements are dropped. Lines are written within about a second.
+    tensors of more than 1000 elements are dropped. Lines are written within about a second.
 
     A resumed run first truncates the file to its state at the checkpoint; from another file it
     removes the lines of steps that it will repeat. Results of `trainer.test`, and validations since

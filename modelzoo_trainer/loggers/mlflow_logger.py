@@ -57,7 +57,7 @@ class MLflowLogger(ServiceLogger):
         experiment_name: The experiment; created if it does not exist.
         run_name: The name of the run; None = chosen by MLflow.
         tracking_uri: The server or store; None = MLflow's default (MLFLOW_TRACKING_URI).
-        run_id: The run to continue; None = that of the checkpoint, or a new one.
+        run_id: The run to continue; None = the checkpoint's, or a new one.
         tags: Names and values of the run's tags.
 
     State: The run's id.

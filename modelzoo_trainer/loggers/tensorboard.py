@@ -34,7 +34,7 @@ class _Loaded(NamedTuple):
     since: Ends | None
     """Those when it, or one before it, was loaded."""
     keeps_tests: bool
-    """Whether a fit logs no metrics that are named like those of `trainer.test`."""
+    """Whether a fit logs no metrics that are named like metrics of `trainer.test`."""
 
 
 class TensorBoardLogger(Logger):
@@ -217,7 +217,7 @@ class TensorBoardLogger(Logger):
     def _cut(self, loaded: _Loaded) -> None:
         """Remove events between a checkpoint and its loading: those at its step are repeated.
 
-        TensorBoard hides only those of later steps.
+        TensorBoard hides only values of later steps.
         """
         marked, since = loaded.marked, loaded.since
         if marked is None or since is None or not are_at(since, marked):

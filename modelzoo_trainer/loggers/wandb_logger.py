@@ -52,7 +52,7 @@ class WandbLogger(ServiceLogger):
     Args:
         project: The project; None = the library's default.
         group: The group of runs.
-        run_id: The run's id; None = that of the checkpoint, or a new one.
+        run_id: The run's id; None = the checkpoint's, or a new one.
         run_name: The run's name.
         job_type: The type of the run.
         tags: Tags of the run.

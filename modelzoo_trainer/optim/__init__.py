@@ -1,4 +1,4 @@
-"""Optimizers and schedules: the classes, and those of a configuration file by name."""
+"""Optimizers and schedules: the classes, and the names for configuration files."""
 
 from modelzoo_trainer.optim.adafactor import Adafactor
 from modelzoo_trainer.optim.adam import Adam, Adamax, AdamBase, AdamW, Lamb, Lion, NAdam, RAdam

@@ -26,7 +26,7 @@ class Adafactor(GroupOptimizer):
     """Adafactor: Adam with factored second moments (Shazeer and Stern 2018).
 
     The second moments of a matrix are stored as the means over its rows and its columns. Updates
-    are clipped to a root mean square (RMS) of `clip_threshold`, and are relative to that of the
+    are clipped to a root mean square (RMS) of `clip_threshold`, and are relative to the RMS of the
     parameter. (Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, arXiv:1804.04235,
     Algorithms 4 and 5, where `eps[0]` is added to squared gradients.)
 

@@ -152,7 +152,7 @@ def _factor(step: Tensor, betas: tuple[float, float], *, on_device: bool) -> flo
 
 
 def _correction(step: Tensor, beta: float) -> Tensor:
-    """Return 1 - beta ** step, of which the plain formula would lose digits in float32."""
+    """Return 1 - beta ** step; the plain formula would lose digits in float32."""
     return torch.expm1(step * (log(beta) if beta else -inf)).neg_()
 
 

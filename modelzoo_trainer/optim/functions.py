@@ -44,7 +44,7 @@ def function_at(
     if is_of_standard_library(function) and getattr(function, "__module__", None) != "math":
         raise ConfigError(
             f"{where}: functions of Python's standard library, such as {given}, are not allowed "
-            f"here (except those of math). Pass your own function of the step."
+            f"here (except from math). Pass your own function of the step."
         )
     return function  # type: ignore[no-any-return]  # its signature is checked when it is called
 

@@ -21,7 +21,7 @@ HEADS: Final = ("*head.weight", "*classifier.weight", "*score.weight")
 """Default name patterns of matrices that AdamW updates: layers that compute logits."""
 
 BIASES: Final = ("*bias", "*bias.*")
-"""Name patterns of biases, of which stacked ones are matrices too."""
+"""Name patterns of biases; stacked biases are matrices too."""
 
 IS_MUON: Final = "use_muon"
 """Key of a parameter group: whether Muon updates it."""
@@ -34,7 +34,7 @@ _OF_ADAMW: Final = ("betas", "eps")
 class Muon(OverModel, Optimizer):
     """Orthogonalized momentum for hidden matrices (Jordan et al. 2024), AdamW for the rest.
 
-    Muon (that of torch) updates the parameters with two dimensions, except embeddings (of a module
+    Muon (torch's) updates the parameters with two dimensions, except embeddings (of a module
     `nn.Embedding` or `nn.EmbeddingBag`, or with "embed" in the name), biases (of a name or module
     that ends in "bias", such as the stacked ones of experts) and those that match `adamw_params`.
     AdamW updates these, norms, and all parameters with another number of dimensions. A parameter
@@ -48,7 +48,7 @@ class Muon(OverModel, Optimizer):
         nesterov: Whether Muon uses Nesterov momentum.
         ns_steps: Number of Newton-Schulz iterations of Muon, below 100.
         adjust_lr_fn: How Muon's learning rate depends on the shape of a matrix: `match_rms_adamw` =
-            updates as large as those of AdamW; `original` = sqrt(max(1, rows / columns)), which
+            updates as large as AdamW's; `original` = sqrt(max(1, rows / columns)), which
             requires another learning rate: tag the matrices by `params`, and schedule the tags.
         betas: Of AdamW.
         eps: Of AdamW.
@@ -83,7 +83,7 @@ class Muon(OverModel, Optimizer):
             self._parts[is_muon] = make(part, **defaults, **own[is_muon])
 
     def first_state(self, param: Tensor, group: Group) -> Mapping[str, Any]:
-        """Return the state that a step creates: that of torch's Muon or AdamW."""
+        """Return the state that a step creates, in torch's Muon or AdamW."""
         names = ("momentum_buffer",) if group[IS_MUON] else ("exp_avg", "exp_avg_sq")
         return dict.fromkeys(names, param)
 

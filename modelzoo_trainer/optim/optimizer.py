@@ -36,7 +36,7 @@ else:
 class OverModel(_Optimizer):
     """Make an optimizer of torch accept a model.
 
-    Its fields, and those of a subclass, are the arguments of the constructor and the keys of a YAML
+    Its fields, also in a subclass, are the arguments of the constructor and the keys of a YAML
     section; they become settings of the parameter groups, not attributes.
 
     Args:

@@ -132,7 +132,7 @@ class Rprop(OverModel, torch.optim.Rprop):
 class ASGD(GroupOptimizer):
     """Averaged stochastic gradient descent.
 
-    The formulas are those of `torch.optim.ASGD`, which keeps its counters on the device and
+    The formulas are the same as in `torch.optim.ASGD`, which keeps its counters on the device and
     synchronizes at every step; here they are on the host. The average is the state `ax`, from step
     `t0` on; before, it is a copy of the parameter.
 

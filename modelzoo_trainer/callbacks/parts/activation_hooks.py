@@ -72,7 +72,7 @@ class ActivationHooks:
 class TensorWatcher(Callback, ABC):
     """Base class of callbacks that inspect the tensors of a step.
 
-    The output of a module is `<module>.fwd`, that of its second call in a batch
+    The output of a module is `<module>.fwd`, from its second call in a batch
     `<module>.call1.fwd`; an item of a mapping or a sequence has its key appended. The model itself
     is named after its class. The gradient with respect to an output ends with `.bwd` instead. A
     module with several names has the first one.

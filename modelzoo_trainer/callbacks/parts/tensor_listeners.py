@@ -148,7 +148,7 @@ class SummaryTensorListener(TensorListener):
 
     These tensors have names:
 
-    * `<module>.fwd`: the output of a module. That of its second call in a batch is
+    * `<module>.fwd`: the output of a module. The output of its second call in a batch is
       `<module>.call1.fwd`; an item of a mapping or a sequence has its key appended, as in
       `Net.fwd.loss`. The model itself is named after its class; a module with several names has the
       first one.
@@ -192,7 +192,7 @@ class NormTensorListener(TensorListener):
     """Log the 2-norms of tensors of a step, selected by name, on log steps.
 
     The names are explained in `SummaryTensorListener`. Integer tensors are ignored. With several
-    processes, norms of module outputs are those of the main process; norms of parameters and
+    processes, norms of module outputs come from the main process; norms of parameters and
     gradients are over all processes.
 
     Args:

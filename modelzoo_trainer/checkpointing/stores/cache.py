@@ -28,7 +28,7 @@ _OLD_S: Final = 86_400.0
 def clean(mirror: Mirror) -> None:
     """Remove what killed processes have left in the hidden folder; for the one that uploads.
 
-    Links of an upload keep the space of deleted checkpoints. Downloads may be those of others.
+    Links of an upload keep the space of deleted checkpoints. Downloads may belong to other runs.
     """
     now = time.time()
     for path in list(mirror.folder.iterdir()):

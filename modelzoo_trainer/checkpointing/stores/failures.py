@@ -56,7 +56,7 @@ class _Rule:
     """Recognises a failure.
 
     Args:
-        failure: The failure; `{bucket}` and `{credentials}` stand for those of the store.
+        failure: The failure; `{bucket}` and `{credentials}` stand for the store's.
         codes: Error codes and numbers of statuses of S3, Google Cloud and Azure.
         kinds: Names of exceptions.
         texts: Parts of messages of obstore.
@@ -96,7 +96,7 @@ _RULES: Final = (
         "ExpiredToken ExpiredTokenException TokenRefreshRequired RequestExpired",
     ),
     _Rule(
-        Failure("the clock of this machine differs from that of the store", "Set the clock."),
+        Failure("the clock of this machine differs from the store's", "Set the clock."),
         "RequestTimeTooSkewed RequestInTheFuture",
     ),
     _Rule(

@@ -21,7 +21,7 @@ class Listing:
 
     @classmethod
     def of(cls, entries: Iterable[Listed]) -> Listing:
-        """Sort the objects of a store; those of other runs below its prefix are left out."""
+        """Sort the objects of a store, without objects of other runs below its prefix."""
         found, given = cls(), list(entries)
         others = tuple(
             entry.name.removesuffix(LOCK_NAME)
@@ -47,7 +47,7 @@ class Listing:
 
 
 def is_safe(name: str) -> bool:
-    """Return whether the name of an object is that of a file in the mirror, not a hidden one."""
+    """Return whether an object has the name of a file in the mirror, not of a hidden one."""
     parts = name.split("/")
     return all(part and "\0" not in part and not part.startswith(".") for part in parts[:-1]) and (
         parts[-1] in SENT_HIDDEN or (bool(parts[-1]) and not parts[-1].startswith("."))

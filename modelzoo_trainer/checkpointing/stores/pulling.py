@@ -275,7 +275,7 @@ def _pull_file(mirror: Mirror, name: str, entry: Listed, sent: SentFile | None) 
         return None
     own = read_bytes(path) if path.is_file() else data
     if own != data and (sent is None or xxhash.xxh3_128_hexdigest(own) != sent.xxh3_128):
-        _set_aside(mirror, name, "differs from that of the store, which is used")
+        _set_aside(mirror, name, "differs from the store's file, which is used")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
     return SentFile(len(data), path.stat().st_mtime_ns, digest, entry.modified)

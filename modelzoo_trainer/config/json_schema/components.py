@@ -38,7 +38,7 @@ def argument_texts(target: Any) -> dict[str, str]:
     """Return the descriptions of the section `Args:` by argument.
 
     `target`: a class or a function. Missing ones are taken from base classes of the same package;
-    those of another package may have other defaults.
+    classes of another package may have other defaults.
     """
     found: dict[str, str] = {}
     for docstring in _docstrings(target):

@@ -115,7 +115,7 @@ def convert_schedulers(section: Place, problems: Problems) -> Entry | None:
 
 
 def _several(place: Place, problems: Problems) -> Node | None:
-    """Return the scheduler of a mapping, or the one that holds those of a list."""
+    """Return the scheduler of a mapping, or one that holds all schedulers of a list."""
     items = list(place.items()) if isinstance(place.node, Sequence) else [place]
     if not items:
         problems.add(place.node.at, place.path, "the list is empty; expected schedulers.")

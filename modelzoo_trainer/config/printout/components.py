@@ -211,7 +211,7 @@ def class_name(target: Any) -> str:
 
 
 def _labelled(label: str, value: Any) -> Iterator[tuple[str, Component]]:
-    """Yield a component, or those of a list, with their labels."""
+    """Yield a component, or the components of a list, with their labels."""
     if isinstance(value, Component):
         yield label, value
     elif isinstance(value, list):

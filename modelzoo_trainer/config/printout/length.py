@@ -314,7 +314,7 @@ def _by_callbacks(plan: TrainerPlan) -> str:
     own = [one.target for one in plan.init.get("callbacks", ())]
     own += [type(one) for one in plan.defaults.get("callbacks", ())]
     names = [one.__name__ for one in own if listens(one, "run_validation")]
-    return f"; only those of callbacks: {', '.join(names)}" if names else ""
+    return f"; only callbacks validate: {', '.join(names)}" if names else ""
 
 
 def _validations(plan: TrainerPlan, length: RunLength) -> str:

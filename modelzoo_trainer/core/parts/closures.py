@@ -56,7 +56,7 @@ def step_closure(function: Callable[P, None]) -> Callable[P, None]:
     """Make a function run later, with the tensors among its arguments as host values.
 
     Calls run once each, in order, with the `trainer.global_step` at the time of the call (inside a
-    step: that of its end). Scalar tensors become numbers, other ones CPU tensors, with the values
+    step: at its end). Scalar tensors become numbers, other ones CPU tensors, with the values
     at the time of the call.
 
     Args:

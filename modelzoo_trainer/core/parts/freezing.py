@@ -225,9 +225,9 @@ def check_patterns(patterns: Iterable[str]) -> None:
 
 
 def freeze_matching(model: Module, patterns: Iterable[str], examples: str) -> None:
-    """Freeze parameters in whose names, or in those of their modules, an expression is found.
+    """Freeze parameters if an expression is found in their names or their modules' names.
 
-    Names are those of the model, and those of the Model Zoo by its `published_name`.
+    Names come from the model, and from the Model Zoo by its `published_name`.
 
     Args:
         model: The model.

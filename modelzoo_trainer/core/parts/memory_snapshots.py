@@ -112,7 +112,7 @@ class MemorySnapshots:
         return is_base and step > checkpointing.read_manifest(newest).step
 
     def holds(self, trainer: Trainer, path: Path) -> bool:
-        """Return whether a path is that of a snapshot of this run."""
+        """Return whether a path leads to a snapshot of this run."""
         folder = self._known_folder(trainer)
         is_there = folder is not None and path.resolve().parent == folder.resolve()
         return is_there and path.name in _SLOTS

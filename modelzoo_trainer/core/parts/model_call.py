@@ -39,8 +39,8 @@ class ModelCalls:
     """Decide at the first batch of a dataloader how the model is called.
 
     If `model(batch)` works it is used, unless the parameters of `forward` are named like the keys
-    of the batch; see `call_for`. A model that was trained with keywords gets those of another batch
-    as well, such as one without labels.
+    of the batch; see `call_for`. A model that was trained with keywords also gets another batch
+    as keywords, such as one without labels.
 
     Args:
         given: The user's choice; None = by the signature of the model's forward.

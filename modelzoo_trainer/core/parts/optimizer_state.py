@@ -67,7 +67,7 @@ class OptimizerState:
     def load(self, trainer: Trainer, saved: Mapping[str, Any], schedulers: list[Any]) -> None:
         """Restore a state; warn about settings that differ from the checkpoint's.
 
-        `schedulers`: those of this optimizer.
+        `schedulers`: this optimizer's.
 
         Raises:
             CheckpointMismatch: If it is of another class, or for other parameters.

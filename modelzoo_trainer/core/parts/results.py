@@ -49,7 +49,7 @@ class RunResult:
             none of callbacks such as `SaveBest`; None = there is none.
         best_checkpoint: The best checkpoint of the first `SaveBest`; None = none.
         weights_step: The step of the model's weights at its end, if `SaveBest(load_best=True)` has
-            loaded others than those of `global_step`; None = those.
+            loaded other weights than at `global_step`; None = the same.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""Weights that several names of a model share, of which a file may have only one."""
+"""Weights that several names of a model share; a file may have only one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def with_shared(own: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return entries of a state, with those of tensors that share their memory with one of them.
+    """Return entries of a state, and entries of tensors that share their memory with one of them.
 
     Args:
         own: The state of the model.

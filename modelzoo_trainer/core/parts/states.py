@@ -85,7 +85,7 @@ def _kept(value: Any, own: tuple[str, ...], backend: Backend) -> Any:
 def like_of(trainer: Trainer) -> dict[str, Any]:
     """Return tensors with the sharding of a checkpoint's tensors, by the same names.
 
-    Those of modules; for the optimizer state of a parameter, that parameter.
+    Tensors of modules; for the optimizer state of a parameter, that parameter.
     """
     if not trainer.backend.caps.sharded_state:
         return {}

@@ -24,8 +24,8 @@ def summarize_scalar(name: str, value: Tensor | float) -> None:
     Outside a run this is a no-op, so a model may always call it. The current value is passed to the
     loggers like any metric; in a validation, with its prefix. With `grad_accum_steps`, the value of
     the last batch of a step is logged, not the mean. If a name is used repeatedly in one training
-    batch, as by a module that is called twice, the first value is logged; in a validation, that of
-    the last logged batch.
+    batch, as by a module that is called twice, the first value is logged; in a validation, the
+    value of the last logged batch.
 
     Args:
         name: Name of the metric.

@@ -71,7 +71,7 @@ class SharedBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _note(self, mean: Tensor, var: Tensor, num: Tensor) -> None:
-        """Update the running statistics with those of a batch, as torch does."""
+        """Update the running statistics with a batch's statistics, as torch does."""
         if self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None  # they exist together

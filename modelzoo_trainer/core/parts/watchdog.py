@@ -85,7 +85,7 @@ class Watchdog:
         self._is_over = threading.Event()
 
     def set_limits(self, hang_timeout: float | None, startup_timeout: float | None) -> None:
-        """Replace the limits, which are those of the constructor."""
+        """Replace the limits given to the constructor."""
         self._hang_timeout_s = hang_timeout
         patience_s = STARTUP_TIMEOUT_S if startup_timeout is None else startup_timeout
         self._startup_timeout_s = max(patience_s, hang_timeout or 0.0)

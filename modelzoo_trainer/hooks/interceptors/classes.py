@@ -35,14 +35,14 @@ def event(*names: str, keeps_result: bool = False, passes_result: bool = True) -
         keeps_result: Whether a post-function must not replace a result by None, although the method
             itself may return None.
         passes_result: Whether post-functions get the result and may replace it. If False they take
-            (self) alone, as those of a method that returns nothing.
+            (self) alone, as for a method that returns nothing.
 
     Returns:
         A decorator that returns the method itself. Overrides of it need not be marked.
 
     Raises:
-        ConfigError: If a name does not consist of letters, digits and hyphens, or is that of the
-            constructor; or if the method is not a plain one.
+        ConfigError: If a name does not consist of letters, digits and hyphens, or is the name of
+            the constructor; or if the method is not a plain one.
     """
     for name in names:
         if not _NAME.fullmatch(name) or name == INIT:
@@ -107,7 +107,7 @@ def take_list(cls: type) -> None:
 def once_a_chain(function: AnyFunction) -> AnyFunction:
     """Return an interceptor method that runs at most once per call of the event.
 
-    So one that calls that of its parent class, which was called already, has no side effects.
+    So a call of the parent class's interceptor, which was called already, has no side effects.
     """
     chained = object()
     signature = inspect.signature(function)

@@ -87,7 +87,7 @@ class Method:
     def of(cls, block: type, event: str, attribute: str) -> Method:
         """Return the method of a class.
 
-        An override without a return annotation uses that of the method it overrides.
+        An override without a return annotation uses the annotation of the method it overrides.
         """
         signature = inspect.signature(getattr(block, attribute))
         parameters = dict(list(signature.parameters.items())[1:])

@@ -236,7 +236,7 @@ class InterceptableMethods:
 
     @classmethod
     def events(cls) -> tuple[str, ...]:
-        """Return the names of all events except that of the constructor."""
+        """Return the names of all events except the constructor's."""
         return tuple(sorted(events_of(cls)))
 
     @classmethod

@@ -24,7 +24,7 @@ class Interceptors:
     """The interceptors of a trainer and its core callbacks, such as `("post-forward", f)`.
 
     Each is for an event of the trainer or of a core callback; if several have the event, for all.
-    Order: those of the classes, of the trainer's `callbacks`, added ones, global ones.
+    Order: from the classes, from the trainer's `callbacks`, added ones, global ones.
 
     The trainer is held weakly. `pairs`: the user's.
 

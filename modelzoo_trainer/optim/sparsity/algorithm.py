@@ -27,7 +27,7 @@ class SparsityAlgorithm(ABC):
     Args:
         fraction: Fraction of zero weights in each parameter.
         updates: When masks change; None = never.
-        init_method: Which weights are nonzero initially: "random", "topk" (those of largest
+        init_method: Which weights are nonzero initially: "random", "topk" (the largest
             magnitude), "from_zeros" (those that are nonzero, regardless of the fraction) or
             "checkerboard" (evenly spread).
         param_filter: One or more globs of parameter names; None = all trainable parameters with two
@@ -39,7 +39,7 @@ class SparsityAlgorithm(ABC):
     """
 
     needs_gradients: ClassVar[bool] = False
-    """Whether updates use gradients, including those of zero weights."""
+    """Whether updates use gradients, including gradients of zero weights."""
 
     @checked()
     def __init__(

@@ -141,7 +141,7 @@ class SET(DropAndGrow):
 class RigL(DropAndGrow):
     """RigL: drop weights of smallest magnitude, grow those with the largest gradients.
 
-    From Evci et al.: Rigging the lottery: making all tickets winners, 2020. Gradients are those of
+    From Evci et al.: Rigging the lottery: making all tickets winners, 2020. Gradients belong to
     the current optimizer step, accumulated and unclipped; if one of them is not finite, masks do
     not change. A parameter without a gradient keeps its mask.
 

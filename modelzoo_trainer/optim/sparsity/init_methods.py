@@ -99,4 +99,4 @@ INIT_METHODS: Final[dict[str, InitFunction]] = {
     "checkerboard": _checkerboard,
 }
 """From a weight, its layout, the number to keep per row, (), and a key, (2,), to a mask in the
-shape of the rows: random, those of largest magnitude, nonzero ones, or evenly spread."""
+shape of the rows: random, largest magnitude, nonzero ones, or evenly spread."""

@@ -21,7 +21,7 @@ class Static(SparsityAlgorithm):
 
     Args:
         sparsity: Fraction of zero weights in each parameter, in [0, 1).
-        init_method: Which weights are nonzero: "random", "topk" (those of largest magnitude),
+        init_method: Which weights are nonzero: "random", "topk" (the largest magnitudes),
             "from_zeros" (those that are nonzero, regardless of `sparsity`) or "checkerboard"
             (evenly spread).
         param_filter: One or more globs of parameter names; None = all trainable parameters with two

@@ -66,7 +66,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         metavar="N",
         help="optimizer steps of an epoch (samples / global batch size), for lengths in epochs "
-        "that must be written in steps, as those of schedules",
+        "that must be written in steps, as for schedules",
     )
     parser.add_argument(
         "--strict",

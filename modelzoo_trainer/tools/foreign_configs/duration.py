@@ -104,7 +104,7 @@ class Run:
             )
         if unit == "tok":
             return (
-                f"{time} counts tokens, of which samples have different numbers. Write the "
+                f"{time} counts tokens, but samples have different numbers of tokens. Write the "
                 f"length in batches (ba) in the file, and convert again."
             )
         return f"{time} cannot be expressed in steps. Write it in batches (ba)."

@@ -29,7 +29,7 @@ def export_callback(
         model_dir: Of the converted file.
         steps: Write on every n-th step, besides the end; None = at the end only.
         dtype: Of the weights; None = as trained.
-        tokenizer: A folder or a name of the Hub; None = that of the model's folder.
+        tokenizer: A folder or a name of the Hub; None = the model folder's.
         adapters_alone: Whether only LoRA adapters are written.
     """
     where = PurePath(os.path.relpath(folder, model_dir)).as_posix()

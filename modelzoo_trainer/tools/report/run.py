@@ -205,7 +205,7 @@ def _memory(sessions: Iterable[Session]) -> dict[str, Series]:
 
 
 def _checkpoints(run_dir: Path, sessions: Iterable[Session]) -> list[Overview]:
-    """Return the checkpoints of a run; the times of their files may be those of a copy."""
+    """Return the checkpoints of a run; the times of their files may come from a copy."""
     saved: dict[tuple[str, float | None], float] = {}
     for session in sessions:
         for event in session.of("save"):

@@ -71,9 +71,9 @@ class Session:
     num_broken: int = 0
     """Unreadable lines of `events.jsonl`, except the last one."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Those of `params.yaml`, if there is one."""
+    """Settings in `params.yaml`, if there is one."""
     resolved: dict[str, str] = field(default_factory=dict)
-    """Those of `run.json`: named as in Python, with defaults."""
+    """Settings in `run.json`: named as in Python, with defaults."""
     sizes: dict[str, str] = field(default_factory=dict)
     """Of the data, named as settings."""
     overridden: list[str] = field(default_factory=list)

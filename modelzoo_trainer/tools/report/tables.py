@@ -212,7 +212,7 @@ def _tiles(run: Run) -> str:
 
 
 def _chosen(runs: Sequence[Run], most: int) -> list[str]:
-    """Return the metrics of the overview: those of validations, then the training loss."""
+    """Return the metrics of the overview: first of validations, then the training loss."""
     names = {name for run in runs for name in run.metrics.series}
     chosen = [name for name in names if name == "loss" or is_validation(name)]
     if "loss" not in names:

@@ -46,7 +46,7 @@ def open_model(path: Path) -> LazyWeights:
     if not made.names():
         raise CheckpointError(
             f"The state in checkpoint {str(path)!r} has no tensors under 'model', where a Trainer "
-            f"saves those of the model."
+            f"saves the model's tensors."
         )
     return made
 

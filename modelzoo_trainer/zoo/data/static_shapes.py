@@ -197,18 +197,18 @@ class PadLastBatch:
     rows affect everything computed across a batch (batch normalization). An added row is a copy of
     the last sample, except for the entries of `fill`.
 
-    Averages equal those of the smaller batch, up to rounding, if the model excludes such rows from
-    its loss and metrics and returns `num_items`, the number of labels they are averaged over.
-    Without `num_items`, the weight of a batch is its number of rows (`batch_size_of`), including
-    added ones, so the last batch counts too much. A micro-batch may consist of added rows only: its
-    loss must not divide by 0:
+    Averages equal the averages of the smaller batch, up to rounding, if the model excludes such
+    rows from its loss and metrics and returns `num_items`, the number of labels they are averaged
+    over. Without `num_items`, the weight of a batch is its number of rows (`batch_size_of`),
+    including added ones, so the last batch counts too much. A micro-batch may consist of added rows
+    only: its loss must not divide by 0:
 
         losses = cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
         num_items = (labels != -100).sum()
         return {"loss": losses / num_items.clamp(min=1), "num_items": num_items}
 
     Args:
-        batch_size: Full size, that of the loader, >= 1.
+        batch_size: Full size, the loader's, >= 1.
         fill: Values of entries in added rows instead of the copy, such as {"labels": -100}: by keys
             of a mapping, or positions in a tuple or list.
         weight: Key of an entry to add to every batch: 1 for samples, 0 for added rows.

@@ -322,7 +322,7 @@ def test_a_trainer_without_a_default_folder_has_none(names):
 def test_callbacks_that_validate_are_told_where_no_dataloader_is(shown):
     text = FILE[: FILE.index("    val_dataloader")]
     assert (
-        "  validations:   3, at steps 4, 8, 10; no val_dataloader; only those of callbacks: Uploads"
+        "  validations:   3, at steps 4, 8, 10; no val_dataloader; only callbacks validate: Uploads"
         in shown(text)
     )
 

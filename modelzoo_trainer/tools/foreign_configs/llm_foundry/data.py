@@ -17,7 +17,7 @@ class Data:
 
     Attributes:
         train: Arguments of `fit.train_dataloader`.
-        validation: Those of `fit.val_dataloader`, or a list of several; None = none.
+        validation: Arguments of `fit.val_dataloader`, or a list of several; None = none.
         run_name: The name of the run, or one instead of it.
         labels: The labels of the validation dataloaders, in their order.
         samples_per_step: Of all processes; None = not in the file.
@@ -39,7 +39,7 @@ class Data:
         self.validation = self._validation()
 
     def tokenizer_besides(self, model: str | None) -> str | None:
-        """Return the tokenizer, or None if it is that of the model's folder."""
+        """Return the tokenizer, or None if it is the model folder's."""
         return None if self._tokenizer == model else self._tokenizer
 
     def _batch(self) -> dict[str, Any]:

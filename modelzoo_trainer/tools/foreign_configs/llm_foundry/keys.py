@@ -37,7 +37,7 @@ _RUN: Final = {
     ),
     "device_train_microbatch_size": moved(
         "`csx.performance.micro_batch_size` of `ScopedTrainFlags`: gradients of micro-batches add "
-        "up to that of the batch"
+        "up to the gradient of the batch"
     ),
     "device_eval_batch_size": moved("`batch_size` of the validation dataloaders"),
     "accumulate_train_batch_on_tokens": no_effect(

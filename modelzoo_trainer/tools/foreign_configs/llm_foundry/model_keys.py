@@ -78,7 +78,7 @@ _MPT: Final = {
     "mpt.attn_config.alibi_bias_max": absent("the maximum is 8.", 8),
     "mpt.attn_config.rope": moved("`position_embedding_type: rotary`"),
     "mpt.attn_config.rope_theta": moved("`rope_theta`"),
-    "mpt.attn_config.rope_impl": moved("`dail` has no scaling, `hf` that of `rope_hf_config`"),
+    "mpt.attn_config.rope_impl": moved("`dail` has no scaling, `hf` scales as in `rope_hf_config`"),
     "mpt.attn_config.rope_dail_config": moved("see below"),
     "mpt.attn_config.rope_dail_config.type": absent("there is no xPos.", "original"),
     "mpt.attn_config.rope_dail_config.pos_idx_in_fp32": no_effect("positions are in float32."),

@@ -7,7 +7,7 @@ from typing import Final
 from modelzoo_trainer.tools.foreign_configs.section import Key, absent, moved, no_effect
 
 _KERNEL: Final = "a kernel; results are the same."
-_FOLDER: Final = "the tokenizer is that of the checkpoint's folder."
+_FOLDER: Final = "the tokenizer comes from the checkpoint's folder."
 _OTHER_RECIPE: Final = "only full, LoRA and DPO recipes are converted."
 
 _RUN: Final = {
@@ -131,7 +131,7 @@ _MODEL: Final = {
     "checkpointer.enable_dcp": no_effect("each process always writes its part."),
     "checkpointer.keep_last_n_checkpoints": moved("`KeepNCheckpoints`"),
     "ref_checkpointer": moved("the reference of `dpo`: the initial weights"),
-    "ref_checkpointer.checkpoint_dir": moved("must be that of `checkpointer`"),
+    "ref_checkpointer.checkpoint_dir": moved("must equal `checkpointer`'s"),
     "ref_checkpointer.*": no_effect("the reference is the initial weights."),
 }
 _DATA: Final = {
@@ -227,4 +227,4 @@ _LOGGING: Final = {
     "profiler.*": no_effect("OpProfiler writes a trace for Perfetto and has no such option."),
 }
 KEYS: Final[dict[str, Key]] = {**_RUN, **_MODEL, **_DATA, **_OPTIMIZATION, **_LOGGING}
-"""All keys; those of `dataset` and `dataset_val` begin with `data.`."""
+"""All keys; keys of `dataset` and `dataset_val` begin with `data.`."""
