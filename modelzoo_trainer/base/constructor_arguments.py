@@ -41,7 +41,7 @@ def keep_arguments(cls: type) -> None:
 def arguments_of(part: object) -> dict[str, Any]:
     """Return the arguments as plain values, with defaults; empty if they were not kept.
 
-    Of a subclass whose own constructor does not keep its arguments, those for the base class.
+    If a subclass's own constructor does not keep its arguments, the base class's.
     """
     kept: dict[str, Any] = getattr(part, "__dict__", {}).get(_KEY, {})
     return dict(kept)

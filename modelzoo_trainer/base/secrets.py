@@ -348,7 +348,7 @@ def _quoted(secret: str) -> Iterator[str]:
 def hide_in_command(words: Iterable[str]) -> list[str]:
     """Return the words of a command with secrets hidden.
 
-    Of an option such as `--api-key`, the next word is the value.
+    The word after an option such as `--api-key` is its value.
     """
     found: list[str] = []
     option = ""

@@ -151,7 +151,7 @@ class FlopUtilization(TrainingProfiler):
     The floating-point operations of the forward and backward pass are counted by
     `torch.utils.flop_counter`: matrix products, convolutions and attention. They are counted once
     per batch shape, in the first step with it; other steps are not affected. Recomputation by
-    activation checkpointing is counted. Of a mixture of experts, only the work of the experts that
+    activation checkpointing is counted. In a mixture of experts, only the work of the experts that
     each token is routed to is counted, as in papers, although all experts process all tokens. Each
     process counts its own device; the main process logs its values. Validations, checkpoints and
     the first step are excluded.

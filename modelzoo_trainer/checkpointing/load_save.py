@@ -81,7 +81,7 @@ def write_state(
 ) -> None:
     """Write all files of a checkpoint and commit it.
 
-    `tensors`: copies of those of the state; None = its own. `by`: what writes a file.
+    `tensors`: copies of the state's tensors; None = its own. `by`: what writes a file.
 
     Raises:
         CheckpointError: If writing fails. Nothing is left behind.

@@ -43,7 +43,7 @@ def read_weights_for(model: nn.Module, path: Path) -> dict[str, Tensor] | None:
 
     Raises:
         CheckpointError: If the files are damaged.
-        ConfigError: If the weights are those of another model.
+        ConfigError: If the weights belong to another model.
     """
     if not path.exists() or (path.is_dir() and is_checkpoint(path)):
         return None

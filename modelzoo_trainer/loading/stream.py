@@ -68,7 +68,7 @@ class StreamSampler(Sampler[int]):
         ConfigError: If there is no member, or one has no rows or no share.
 
     Cost:
-        Two data epochs in memory, eight bytes per sample. Of a shuffled member of a mixture, also
+        Two data epochs in memory, eight bytes per sample. For a shuffled member of a mixture, also
         a permutation of all of its rows while a data epoch is computed.
     """
 

@@ -43,7 +43,7 @@ Scope = Annotated[Name, Predicate(lambda text: text.strip("/") == text), "a pref
 class EleutherEvalHarness(ValidationCallback):
     """Evaluate the model on tasks of `lm_eval` after validations.
 
-    Scores are those of `lm_eval --model hf` for the same weights and tokenizer: the same prompts,
+    Scores are as from `lm_eval --model hf` for the same weights and tokenizer: the same prompts,
     truncation, ending texts and metrics. Requests are divided among the processes; `lm_eval` runs
     in the main process. The random state of the run does not change.
 
@@ -66,7 +66,7 @@ class EleutherEvalHarness(ValidationCallback):
         max_sequence_length: Maximum number of tokens of an input; longer ones lose the first
             tokens. None = `max_position_embeddings` of the model, or 2048 if it has no limit.
         tokenizer_file_path: A `tokenizer.json`; requires `eos_id`.
-        eos_id: The token that ends a text; None = that of the tokenizer.
+        eos_id: The token that ends a text; None = the tokenizer's.
         pretrained_model_name_or_path: Folder or Hub name of a tokenizer, instead of the file.
         shuffle: Accepted for compatibility; no effect, like the following ones.
         shuffle_seed: No effect.

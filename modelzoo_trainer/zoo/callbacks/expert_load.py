@@ -21,7 +21,7 @@ log = logging.getLogger("modelzoo_trainer.metrics")
 class LogExpertLoad(Callback):
     """Log how tokens are distributed over the experts of a decoder, on log steps.
 
-    The shares are those of the main process's last micro-batch, over the tokens that count for the
+    The shares come from the main process's last micro-batch, over the tokens that count for the
     loss. Of E experts each has 1 / E if they are used equally.
 
     Metrics:

@@ -76,7 +76,7 @@ class ScopedTrainFlags(_Flags):
     end, also after an exception. Flags of other hardware have no effect.
 
     Args:
-        **flags: Values by dotted name; they override those of `GlobalFlags`. Null = not set.
+        **flags: Values by dotted name; they override values of `GlobalFlags`. Null = not set.
 
     Raises:
         ConfigError: If a flag is unknown or its value is invalid; in training, if torch rejects it.

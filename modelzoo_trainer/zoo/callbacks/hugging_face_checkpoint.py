@@ -79,7 +79,8 @@ class HuggingFaceCheckpoint(Callback):
         steps: Write on every n-th step, > 0; None = not by steps.
         at_end: Whether to write at the end of a fit, unless it was interrupted.
         tokenizer: Folder of a tokenizer, its `tokenizer.json`, or a name of the Hub, to copy
-            along; None = of a model of `transformers`, that of the folder it was made from.
+            along; None = for a model of `transformers`, the tokenizer of the folder it was made
+            from.
         family: Of a decoder: `model_type` of config.json; None = the first family that fits the
             settings.
         dtype: Of the weights; None = as trained.

@@ -21,10 +21,10 @@ _NAME: Final = "ModelZooParamsMetadata.params"
 
 
 class ModelZooParamsMetadata(Callback):
-    """Save the run's settings in its checkpoints, and restore those of a loaded one.
+    """Save the run's settings in its checkpoints, and restore the settings of a loaded one.
 
     A checkpoint gets the entry `__metadata__`: a list with one mapping of `version`, `model_name`
-    and `params`. `trainer.metadata` is that of the checkpoint that was loaded last; None if it has
+    and `params`. `trainer.metadata` comes from the checkpoint that was loaded last; None if it has
     none.
 
     Args:
@@ -60,7 +60,7 @@ class ModelZooParamsMetadata(Callback):
         state_dict[_KEY] = [entry]
 
     def _model_name(self, trainer: Trainer) -> str:
-        """Return the model's name in the configuration file, or else that of its class."""
+        """Return the model's name in the configuration file, or else its class's."""
         found: Any = self.params
         for key in ("trainer", "init", "model"):
             found = found.get(key) if isinstance(found, Mapping) else None

@@ -101,7 +101,7 @@ def planned_layers(model: Module, configs: list[LoraConfig]) -> dict[str, LoraLa
 
 
 def has_adapters(source: Source) -> bool:
-    """Return whether tensors are those of a model with adapters."""
+    """Return whether tensors belong to a model with adapters."""
     return bool(PlainNames(source.names()).added)
 
 

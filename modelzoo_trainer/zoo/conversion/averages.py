@@ -55,7 +55,7 @@ class Averaged:
         return self._source.shape(name)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor: that of the weight."""
+        """Return the dtype of a tensor: the weight's."""
         return self._source.dtype(name)
 
     def read(self, name: str) -> Tensor:

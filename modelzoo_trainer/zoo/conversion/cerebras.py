@@ -129,8 +129,8 @@ def open_cerebras(path: Path, *, key: str) -> LazyWeights:
     if _is_hdf5(path) or inside:
         shown = str(path if not inside else inside[0])
         raise ConfigError(
-            f"{key}: {shown!r} is a checkpoint of the Cerebras software in its HDF5 format, of "
-            f"which there is no documented reader. Where that software is installed, load it with "
+            f"{key}: {shown!r} is a checkpoint of the Cerebras software in its HDF5 format, "
+            f"which has no documented reader. Where that software is installed, load it with "
             f"cstorch.load and save its 'model' with torch.save(state['model'], 'weights.pt'), "
             f"then convert weights.pt."
         )
@@ -154,7 +154,7 @@ def plan_from_cerebras(
     where: str,
     dtype: torch.dtype | None = None,
 ) -> Plan:
-    """Plan our weights from those of the Model Zoo.
+    """Plan our weights from the Model Zoo's.
 
     Args:
         source: Their tensors.
@@ -165,7 +165,7 @@ def plan_from_cerebras(
 
     Raises:
         ConfigError: If a tensor has no published name.
-        CheckpointError: If the tensors are not those of the settings.
+        CheckpointError: If the tensors do not match the settings.
     """
     names = source.names()
     prefix = PREFIX if any(name.startswith(PREFIX) for name in names) else ""
@@ -193,7 +193,7 @@ def plan_from_cerebras(
 
 
 def _is_decoder(settings: Any) -> bool:
-    """Return whether settings are those of a decoder, and not another model."""
+    """Return whether settings belong to a decoder, and not to another model."""
     return isinstance(settings, DecoderSettings) and not isinstance(settings, EncoderSettings)
 
 

@@ -1,6 +1,6 @@
 """The names of the Cerebras Model Zoo for the weights of encoders, T5 and ViT, in both directions.
 
-They are those of `published_name` of each model. Weights that are tied there are in its files under
+They come from `published_name` of each model. Weights that are tied there are in its files under
 each of their names.
 """
 

@@ -115,7 +115,7 @@ def convert(request: Request) -> list[str]:
 
     Raises:
         ConfigError: If the settings of the model or a tokenizer is invalid, or has no counterpart.
-        CheckpointError: If weights are damaged, are not those of the settings, or cannot be
+        CheckpointError: If weights are damaged, do not match the settings, or cannot be
             written.
     """
     check_target(request.target)

@@ -70,7 +70,7 @@ class PartOf:
     """The tensors of a part of a model, by their names in the part.
 
     Args:
-        source: Those of the model.
+        source: Tensors of the model.
         prefix: What their names there start with.
     """
 
@@ -240,7 +240,7 @@ def plan_theirs(
     where: str,
     dtype: torch.dtype | None = None,
 ) -> Plan:
-    """Plan the tensors of the other layout from those of one of our decoders.
+    """Plan the tensors of the other layout from the tensors of one of our decoders.
 
     Args:
         rules: As of a `Family`.
@@ -285,7 +285,7 @@ def plan_ours(
     where: str,
     dtype: torch.dtype | None = None,
 ) -> Plan:
-    """Plan the tensors of one of our decoders from those of a family of Hugging Face.
+    """Plan the tensors of one of our decoders from the tensors of a Hugging Face family.
 
     Arguments are as of `plan_theirs`; `source` has their tensors.
 
@@ -320,7 +320,7 @@ def plan_named_as_ours(
     where: str,
     dtype: torch.dtype | None = None,
 ) -> Plan:
-    """Plan the tensors of one of our decoders from a layout whose names are those of the rules.
+    """Plan the tensors of one of our decoders from a layout with the names of the rules.
 
     `ignored`: tensors of the source that are not expected, but no error. The others as of
     `plan_theirs`.
@@ -351,7 +351,7 @@ def _planned_ours(
     names: Mapping[str, str],
     dtype: torch.dtype | None,
 ) -> Plan:
-    """`names`: the names in the source by those of the rules."""
+    """`names`: the names in the source by the names of the rules."""
     specs: dict[str, TensorSpec] = {}
     steps: list[_Step] = []
     for rule in rules:
@@ -452,7 +452,7 @@ def _check_names(
         total = f" (missing in total: {len(missing)})" if len(missing) > 1 else ""
         raise CheckpointError(
             f"{where} has no tensor {missing[0]!r}, which a model of these settings has"
-            f"{total}. Are the settings those of the weights, and are all files there?"
+            f"{total}. Do the settings match the weights, and are all files there?"
         )
     for name, shape in expected.items():
         found = source.shape(names[name])

@@ -36,7 +36,7 @@ _MODULES: Final = (
 )
 """The modules of `families`, in the order in which they are tried for a model without a name."""
 _OTHERS: Final = ("bert", "esm", "t5", "vit")
-"""Those of models that are not decoders."""
+"""Families of models that are not decoders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Family:
 
     Attributes:
         name: The name for `--family`; also the `model_type` of config.json unless given.
-        architecture: The class there, of which `config.json` has the name.
+        architecture: The class there; `config.json` has its name.
         model_name: The name of our decoder in a configuration.
         settings_of: Gives the constructor arguments of our decoder for a config.json; refuses what
             has no counterpart.
@@ -60,7 +60,7 @@ class Family:
         dropped: Patterns of full names of tensors there that follow from the settings.
         same: Full names of tensors there that repeat another one.
         model_type: The `model_type` of config.json; "" = the name.
-        other_model_types: Those of older files, which are read but not written.
+        other_model_types: Types in older files, which are read but not written.
         kind: What the model is; of all but decoders `config_of` gives the `vocab_size`, if any.
         applies: Whether a config.json of this `model_type` is of this family and not of the one
             without this function.

@@ -122,7 +122,7 @@ def plan_export(
 
     Raises:
         ConfigError: If a setting has no counterpart.
-        CheckpointError: If the tensors are not those of the settings.
+        CheckpointError: If the tensors do not match the settings.
     """
     found, config, settings, factors = family_fitting(settings, name=name, family=family)
     source = Scaled(source, factors) if factors else source
@@ -261,7 +261,7 @@ def plan_import(folder: Path, *, key: str, dtype: torch.dtype | None = None) -> 
     Raises:
         ConfigError: If the folder has no config.json or weights, only pickles, or an architecture
             or option without counterpart.
-        CheckpointError: If the tensors are not those of config.json, or files are damaged.
+        CheckpointError: If the tensors do not match config.json, or files are damaged.
     """
     config = read_config(folder, key=key)
     where = str(folder / "config.json")
@@ -324,7 +324,7 @@ def tokenizer_of(given: Path | None, source: Path) -> tuple[TokenizerFiles, str]
     """Return the files of a tokenizer and where they are from.
 
     Args:
-        given: The one asked for; None = that of the source, if it has one.
+        given: The one asked for; None = the source's, if it has one.
         source: The folder that is converted.
 
     Raises:

@@ -28,7 +28,7 @@ def read_hugging_face(model: nn.Module, path: Path) -> dict[str, Tensor] | None:
     """Return the tensors of a folder of Hugging Face for a decoder, or `Dpo` with one; unread.
 
     A `checkpointing.WeightsReader`. None if the names need no translation: for other models, or if
-    they are those of this package.
+    they are this package's names.
 
     Raises:
         ConfigError: If the model of the folder has other settings than the model, or is none; if
@@ -93,7 +93,7 @@ def _translated(decoder: Any, folder: Path) -> dict[str, Tensor]:
 
 
 def _check_settings(decoder: Any, found: Any, folder: Path) -> None:
-    """Refuse the first setting of config.json that differs from that of the model."""
+    """Refuse the first setting of config.json that differs from the model's."""
     where = f"{_KEY}: {str(folder / CONFIG_FILE)!r}"
     try:
         own = found.family.make_config(decoder)
@@ -114,7 +114,7 @@ def _check_settings(decoder: Any, found: Any, folder: Path) -> None:
             own.get(key),
         )
         raise ConfigError(
-            f"{where}: the model of this run has {name}: {here}, but the weights are those of a "
+            f"{where}: the model of this run has {name}: {here}, but the weights belong to a "
             f"model with {there}. Use the settings of config.json: modelzoo-trainer checkpoint "
             f"convert {folder} DIR --from hf writes them to DIR/model.yaml."
         )

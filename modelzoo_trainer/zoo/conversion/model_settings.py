@@ -51,7 +51,7 @@ class ModelSettings:
 
     @property
     def settings(self) -> Any:
-        """The settings, with defaults: those of a decoder, or another model without values."""
+        """The settings of a decoder, with defaults, or another model without values."""
         return settings_of(self.model_class, self.arguments)
 
 
@@ -91,7 +91,7 @@ def find_settings(
         ConfigError: If there are none, or they are invalid.
 
     Returns:
-        The settings of a decoder, or those of the model of a run that is one of `transformers`.
+        The settings of a decoder, or of the model of a run that is one of `transformers`.
     """
     if params is not None:
         return _settings_in(models_in(params, str(params)), str(params), is_given=True)

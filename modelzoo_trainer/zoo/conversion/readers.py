@@ -138,7 +138,7 @@ class ConfigReader:
         raise ConfigError(f"{self._where}: {key} is {value!r}; expected {kind}.")
 
     def expect(self, key: str, *values: Any) -> None:
-        """Refuse a value other than these; the first is that of a file without the key."""
+        """Refuse a value other than these; the first is the default for a file without the key."""
         self._taken.add(key)
         found = self._config.get(key)
         if found is not None and found not in values:
@@ -196,7 +196,7 @@ _MUST_BE_READ: Final = frozenset(
         *("attention_module", "moe", "attention_type", "embeddings_scale"),
     }
 )
-"""Settings of which no value means the same for all families."""
+"""Settings without a value that means the same for all families."""
 
 
 class SettingsReader:
@@ -223,14 +223,14 @@ class SettingsReader:
         return found
 
     def look_up(self, name: str, values: Mapping[Any, Any]) -> Any:
-        """Return the value there for that of a setting; refuse one that has none."""
+        """Return the value there for a setting's value; refuse a value that has none."""
         found = self.take(name)
         if found not in values:
             self.refuse(name, "supported: " + " or ".join(_shown(one) for one in values))
         return values[found]
 
     def dropout(self, name: str) -> float:
-        """Return a dropout rate, of which null means `dropout_rate`."""
+        """Return a dropout rate; null means `dropout_rate`."""
         rate = self.take(name)
         return float(self.take("dropout_rate") if rate is None else rate)
 

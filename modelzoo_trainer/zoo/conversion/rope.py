@@ -127,7 +127,7 @@ _KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
 
 
 def _yarn_magnitude(factor: Any, given: dict[str, Any]) -> float | None:
-    """Return the factor on cosines and sines if a file has those of both its parts; as DeepSeek."""
+    """Return the factor on cosines and sines if a file has it for both its parts; as DeepSeek."""
     parts = given.pop("mscale", None), given.pop("mscale_all_dim", None)
     if not all(parts) or not isinstance(factor, int | float) or factor <= 1:
         return None

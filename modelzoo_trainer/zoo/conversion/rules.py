@@ -1,4 +1,4 @@
-"""How tensors of one layout make those of another, in both directions.
+"""How tensors of one layout make another layout's tensors, in both directions.
 
 A rule connects some tensors of our model (`ours`) with some of another layout (`theirs`). It gives
 their shapes from ours without reading, and makes the tensors of either side one at a time. Rows are
@@ -35,7 +35,7 @@ class Rule(ABC):
 
     @abstractmethod
     def their_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shapes of `theirs` for those of `ours`."""
+        """Return the shapes of `theirs` for the shapes of `ours`."""
 
     @abstractmethod
     def to_theirs(self, read: Read) -> Iterator[Tensor]:

@@ -65,7 +65,7 @@ def decoder_layers(settings: RootSettings, prefix: str) -> dict[str, LoraLayer]:
     """Return the adapters of a decoder that is the model of a run, or the policy in it.
 
     Args:
-        settings: Those of the model of the run.
+        settings: The settings of the run's model.
         prefix: What precedes the names of the tensors of the decoder in the state of the run.
 
     Raises:

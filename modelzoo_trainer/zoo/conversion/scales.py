@@ -37,7 +37,8 @@ def without_factors(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the arguments of a decoder without factors, and the factors of the weights instead.
 
-    The output layer gets its own weights if it shares those of an embedding with another factor.
+    The output layer gets its own weights if it shares the weights of an embedding with another
+    factor.
 
     Args:
         settings: Of the decoder.
@@ -83,7 +84,7 @@ class Scaled:
         self._factors = factors
 
     def names(self) -> list[str]:
-        """Return the names of all tensors, of which one is the output layer's."""
+        """Return the names of all tensors, including the output layer's."""
         return list(dict.fromkeys([*self._source.names(), OUR_HEAD]))
 
     def shape(self, name: str) -> Shape:

@@ -46,7 +46,7 @@ FSDP: Final = "FSDP"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TheirModel:
-    """A model of `transformers` in that of a run.
+    """A model of `transformers` in a run's model.
 
     Attributes:
         module: The model, with adapters or without.
@@ -73,7 +73,7 @@ class TheirModel:
 
 
 def their_model(model: Module) -> TheirModel | None:
-    """Return the model of `transformers` in that of a run, None if it is another model."""
+    """Return the model of `transformers` in a run's model, None if it is another model."""
     if isinstance(model, TransformersModel):
         return TheirModel(module=model.model, prefix="model.", wrapper=model)
     peft, transformers = sys.modules.get("peft"), sys.modules.get("transformers")
@@ -91,7 +91,7 @@ def tokenizer_beside(model: TheirModel) -> TokenizerFiles:
 
 
 class StoredPlan:
-    """The tensors of a folder, made of those of a model.
+    """The tensors of a folder, made from a model's tensors.
 
     Attributes:
         specs: The tensors by name, in the order in which they are made.
@@ -168,7 +168,7 @@ def plan_transformers(
     Raises:
         ConfigError: If the model is quantized, weights that are shared have become different in a
             way that config.json cannot express, or code to copy is a link out of its folder.
-        CheckpointError: If the tensors are not those of the model.
+        CheckpointError: If the tensors do not match the model.
     """
     module = model.module
     if getattr(module, "hf_quantizer", None) is not None:
@@ -238,7 +238,7 @@ def _check(
         if name not in found:
             raise CheckpointError(
                 f"{where} has no tensor {name!r}, which a model of these settings has. Are the "
-                f"settings those of the weights, and are all files there?"
+                f"settings right for the weights, and are all files there?"
             )
         if merged.shape(name) != shape:
             raise CheckpointError(

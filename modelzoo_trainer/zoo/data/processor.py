@@ -109,7 +109,7 @@ def make_dataloader(
 
     With `global_batch_size` it has `is_global_batch` set: each process takes a slice of a batch.
 
-    `collate_fn`: None = that of torch; the batches of a `BatchDataset` stay as they are.
+    `collate_fn`: None = torch's; the batches of a `BatchDataset` stay as they are.
 
     Raises:
         ConfigError: If there is not one full batch, and smaller ones are dropped, or if it is an
@@ -217,7 +217,7 @@ class DataProcessor(Interceptable):
     def lengths_from_model(cls, arguments: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the arguments that a call may omit if the model has a length, and its attribute.
 
-        `arguments`: those of the call.
+        `arguments`: the call's.
         """
         del arguments
         return cls.model_lengths

@@ -79,7 +79,7 @@ class StreamProcessor(DataProcessor):
 
     @event("create-dataloader")
     def create_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of batches of all processes, of which each takes its slice."""
+        """Return a loader of batches of all processes; each process takes its slice."""
         options = self.options
         sampler = StreamSampler(
             self.members,

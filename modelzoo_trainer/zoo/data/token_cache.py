@@ -303,7 +303,7 @@ def write_tokens(path: Path, parts: Iterator[Tokens], dtype: np.dtype[Any]) -> N
     Args:
         path: The `.npy` file; its folder is created if missing.
         parts: Parts of the array, in order.
-        dtype: That of the file.
+        dtype: The file's.
 
     Raises:
         ConfigError: If the folder cannot be written.

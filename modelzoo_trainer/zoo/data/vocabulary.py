@@ -21,7 +21,7 @@ class Vocabulary:
         path: The file, UTF-8, with or without a byte order mark.
         argument: The argument that names it, for messages.
         oov_token: In place of a token that the file lacks.
-        extra_ids: Ids after those of the file, without tokens.
+        extra_ids: Ids after the file's, without tokens.
         case: Whether case counts. `lower_if_missing`: a token that the file lacks is looked up in
             lower case. `lower`: tokens are compared in lower case; of equal lines the first counts.
 
@@ -82,9 +82,9 @@ class Vocabulary:
         return {self._ids[token] for token in tokens if token in self._ids}
 
     def ids_of(self, tokens: Iterable[str]) -> list[int]:
-        """Return the ids of tokens, that of `oov_token` for those that the file lacks.
+        """Return the ids of tokens, and the id of `oov_token` for tokens that the file lacks.
 
-        Tokens of a vocabulary in lower case must be in lower case, as those of `pieces_of` are.
+        Tokens of a vocabulary in lower case must be in lower case, as from `pieces_of`.
         """
         ids, unknown = self._ids, self._unknown
         if self._case != "lower_if_missing":

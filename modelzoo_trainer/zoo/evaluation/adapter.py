@@ -33,7 +33,7 @@ class Facts:
         max_length: Maximum number of tokens of an input.
         batch_size: Rows per forward pass of each process.
         seed: Seed of sampling.
-        ends: Tokens that end a text, besides that of the tokenizer.
+        ends: Tokens that end a text, besides the tokenizer's.
     """
 
     tokenizer: Any

@@ -29,7 +29,7 @@ Level = Annotated[str, Predicate(lambda text: text.upper() in _LEVELS), f"one of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessArguments:
-    """Arguments of an evaluation; the names are those of the command line of `lm_eval`."""
+    """Arguments of an evaluation, with the names of the command line of `lm_eval`."""
 
     tasks: Name | Annotated[list[Name], Predicate(bool), "a list of names"]
     num_fewshot: NonNegativeInt | None = None
@@ -87,7 +87,7 @@ class HarnessArguments:
 
     @property
     def folders(self) -> list[str]:
-        """The folders with tasks besides those of `lm_eval`."""
+        """The folders with tasks besides `lm_eval`'s."""
         given = self.include_path
         return [] if given is None else [given] if isinstance(given, str) else list(given)
 

@@ -41,7 +41,7 @@ class Sampling:
         temperature: 0 = the most likely token.
         top_k: Sample among the `top_k` most likely tokens; None = all.
         top_p: Sample among the most likely tokens whose probabilities add up to `top_p`; 1 = all.
-        seed: Seed of the sampling, besides that of the run.
+        seed: Seed of the sampling, besides the run's.
         ends: The tokens that end a text.
         stops: Texts that end a text.
         lookback: Tokens in which a text of `stops` is looked for, from the newest one.

@@ -28,7 +28,7 @@ class Evaluation:
     """Evaluates the model of a run with `lm_eval`; collective with several processes.
 
     Args:
-        arguments: Those of `lm_eval`.
+        arguments: The arguments of `lm_eval`.
         tokenizer: The tokenizer.
         max_length: Maximum number of tokens of an input.
         batch_size: Rows per forward pass of each process.
@@ -59,7 +59,7 @@ class Evaluation:
         Args:
             trainer: The trainer.
             folder: Where results are written.
-            most: Maximum number of documents of each task, besides that of the arguments.
+            most: Maximum number of documents of each task, besides the arguments' limit.
 
         Raises:
             ConfigError: If `lm_eval` fails outside of a fit.

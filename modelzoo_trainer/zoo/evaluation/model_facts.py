@@ -34,7 +34,7 @@ def require_language_model(model: Any) -> None:
 
 
 def longest_input(model: Any, given: int | None) -> int:
-    """Return the maximum number of tokens of an input; `given`: None = that of the model.
+    """Return the maximum number of tokens of an input; `given`: None = the model's.
 
     Raises:
         ConfigError: If it is not known, or more than the model has positions.

@@ -24,7 +24,7 @@ class Interrupted(Exception):
 
 
 class Processes:
-    """All processes of a run, of which the main one sends work and the others wait for it.
+    """All processes of a run: the main one sends work and the others wait for it.
 
     Each process performs its part of a work; the main process returns the parts together.
 

@@ -35,7 +35,7 @@ def metrics_of(results: dict[str, Any]) -> dict[str, float]:
 
 
 def table_of(results: dict[str, Any]) -> str:
-    """Return the table of the tasks, and that of the groups if there are any."""
+    """Return the table of the tasks, and a table of the groups if there are any."""
     from lm_eval.utils import make_table
 
     tables = [make_table(results)]

@@ -54,7 +54,7 @@ class ScoringPlan:
 
     @classmethod
     def unpack(cls, arrays: dict[str, Ints]) -> ScoringPlan:
-        """Return the plan of which `pack` returned the arrays."""
+        """Return the plan whose arrays `pack` returned."""
         given = dict(arrays)
         return cls(Rows(given.pop("tokens"), given.pop("lengths")), **given)
 

@@ -21,7 +21,7 @@ def load_tokenizer(file: str | None, name_or_path: str | None, eos_id: int | Non
     Args:
         file: A `tokenizer.json`; excludes `name_or_path`.
         name_or_path: A folder, or a name on the Hugging Face Hub.
-        eos_id: The token that ends a text; None = that of the tokenizer.
+        eos_id: The token that ends a text; None = the tokenizer's.
 
     Raises:
         ConfigError: If it cannot be loaded, or has no such token.

@@ -60,7 +60,7 @@ def local_folder(
     revision: str | None = None,
     patterns: Sequence[str] | None = None,
 ) -> Path:
-    """Return the folder of a model: a local one as given, or that of a name of the Hub.
+    """Return the folder of a model: a local one as given, or the downloaded one of a Hub name.
 
     What the Hub has is downloaded to the cache of `huggingface_hub` (`HF_HOME`), once. Files in
     subfolders are not downloaded.

@@ -74,7 +74,7 @@ def mostly_next(input_ids: Tensor, labels: Tensor, mask: Tensor | None) -> bool:
 
 
 def other_padding(input_ids: Tensor, mask: Tensor, pad: int) -> int | None:
-    """Return a token that padding has, although it is not that of the model; None if there is none.
+    """Return a token that padding has, although it is not the model's; None if there is none.
 
     Args:
         input_ids: The tokens, in host memory.
@@ -104,7 +104,7 @@ def largest(values: Tensor) -> int:
 
 
 def begin_again(position_ids: Tensor, mask: Tensor | None) -> bool:
-    """Return whether positions begin again within a row, as those of packed documents do.
+    """Return whether positions begin again within a row, as in packed documents.
 
     Args:
         position_ids: The positions, in host memory.

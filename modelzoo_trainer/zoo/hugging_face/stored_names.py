@@ -1,7 +1,7 @@
-"""The tensors of a folder of Hugging Face and those of a model of `transformers`, by their names.
+"""The tensors of a Hugging Face folder and of a model of `transformers`, by their names.
 
-For some architectures the library stores weights under other names, or in other pieces, than those
-of its modules: each expert of a layer by itself, older names of a head. It converts them while
+For some architectures the library stores weights under other names, or in other pieces, than
+its modules: each expert of a layer by itself, older names of a head. It converts them while
 it loads and saves; the functions for that are not part of its documented interface, so that they
 are used here alone (transformers 5.23).
 """
@@ -38,8 +38,8 @@ def in_memory(
 
     Args:
         model: A model of `transformers`, possibly on `meta` or sharded.
-        found: Tensors by their names in the folder, or already by those of the model.
-        own: The tensors of the model; None = those of its state dict, which adapters rename.
+        found: Tensors by their names in the folder, or already by their names in the model.
+        own: The tensors of the model; None = its state dict, whose names adapters change.
     """
     if not hasattr(model, "base_model_prefix"):
         return dict(found)
@@ -127,9 +127,9 @@ class StoredTensors:
     """Tensors of a folder that are made at once of tensors of a model.
 
     Attributes:
-        names: Those of the model.
-        stored: Those of the folder, without values: on `meta`.
-        make: Returns those of the folder, given a function that returns one of the model.
+        names: Names in the model.
+        stored: Tensors of the folder, without values: on `meta`.
+        make: Returns tensors of the folder, given a function that returns one of the model.
     """
 
     names: tuple[str, ...]

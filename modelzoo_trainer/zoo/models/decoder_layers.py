@@ -1,4 +1,4 @@
-"""The layer of the GPT-2 class of decoders, on which that of the GPT-J class builds."""
+"""The layer of the GPT-2 class of decoders; the layer of the GPT-J class builds on it."""
 
 from typing import ClassVar
 

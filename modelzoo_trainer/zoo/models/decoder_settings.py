@@ -1,6 +1,6 @@
 """Settings that all decoders have, with the names of Cerebras configurations.
 
-`gpt2.Gpt2Settings` and `gptj.GptJSettings` add those of one class, and change defaults.
+`gpt2.Gpt2Settings` and `gptj.GptJSettings` add the settings of one class, and change defaults.
 """
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
@@ -46,8 +46,8 @@ class DecoderSettings:
             `num_heads`.
         rope_theta: Base of the rotary wavelengths, > 0.
         pos_scaling_type: How rotary positions are scaled to a longer context; `YaRN` = `yarn`.
-        pos_scaling_factor: Ratio of the context to that of pre-training, >= 1; not for `longrope`.
-            For `alibi`: divides all distances.
+        pos_scaling_factor: Ratio of the context to the context of pre-training, >= 1; not for
+            `longrope`. For `alibi`: divides all distances.
         pos_scaling_extra_args: Of `llama3`: `low_freq_factor` (default 1), `high_freq_factor` (4),
             `original_max_position_embeddings` (8192). Of `yarn`: `original_max_position_embeddings`
             (required), `beta_fast` (32), `beta_slow` (1), `extrapolation_factor` (1), `mscale_a`

@@ -180,7 +180,7 @@ class Dpo(nn.Module):
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:
-        """Groups of parameters with learning rate factors: those of a decoder."""
+        """Groups of parameters with learning rate factors, as in a decoder."""
         return self._decoder("lr_adjustment_groups").lr_adjustment_groups
 
     @property
@@ -227,7 +227,8 @@ class Dpo(nn.Module):
     def reset_steps(self) -> Iterator[tuple[nn.Module, Callable[[], object]]]:
         """Yield parts of both models, each with the function that gives it its initial values.
 
-        Those of the reference are copies. A decoder is initialized by its own steps, before these.
+        Weights of the reference are copies. A decoder is initialized by its own steps, before
+        these.
         """
         if isinstance(self.policy_model, HfCausalLm):
             yield from self.policy_model.reset_steps()
@@ -247,13 +248,13 @@ class Dpo(nn.Module):
             found: The tensors of the folder by name.
 
         Raises:
-            ConfigError: As that of the policy.
+            ConfigError: As for the policy.
         """
         assert isinstance(self.policy_model, HfCausalLm)
         return self._both(self.policy_model.pretrained_state(found))
 
     def complete_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entries of a checkpoint for both models, if it has those of the policy alone.
+        """Return the entries of a checkpoint for both models, if it has the policy's alone.
 
         Args:
             found: Entries by name, with or without `policy_model.` in front; weights of
@@ -281,7 +282,7 @@ class Dpo(nn.Module):
         return self._both({own.get(name, name): value for name, value in bare.items()})
 
     def _both(self, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entries of the policy by their names here, and those of its copy."""
+        """Return the entries of the policy by their names here, and its copy's."""
         found = {f"{_POLICY}{name}": value for name, value in entries.items()}
         if self.ref_model is not None:
             plain = PlainNames(entries).plain

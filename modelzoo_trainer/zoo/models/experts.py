@@ -1,4 +1,4 @@
-"""Feed-forward networks of which each token uses some: a mixture of experts.
+"""Feed-forward networks; each token uses some of them: a mixture of experts.
 
 Dimension letters: B batch, T positions, H hidden size, F filter size, E routed experts, A all
 experts: the routed ones, then the shared ones.
@@ -78,7 +78,7 @@ class Experts(nn.Module):
             hidden: (B, T, H). weights, input_weights: (B, T, A). Returns: (B, T, H).
 
         Cost:
-            No host read. Activations in memory: those of A feed-forward networks.
+            No host read. Activations in memory: as for A feed-forward networks.
         """
         wide = self._widened(hidden, self.up, self.up_bias, input_weights)
         if self.gate is None:

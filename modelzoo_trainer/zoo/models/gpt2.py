@@ -19,7 +19,7 @@ from modelzoo_trainer.zoo.models.masks import WindowPattern
 @checked()
 @dataclass(eq=False, repr=False, kw_only=True)
 class Gpt2Settings(DecoderSettings):
-    """Settings of a decoder of the GPT-2 class; the defaults are those of the smallest GPT-2.
+    """Settings of a decoder of the GPT-2 class; the defaults are the smallest GPT-2's.
 
     Args:
         embedding_layer_norm: Whether embeddings are normalized.

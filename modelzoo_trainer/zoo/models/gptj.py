@@ -34,7 +34,7 @@ class GptJSettings(DecoderSettings):
         residual_dropout_rate: Another name of `dropout_rate`.
         use_ffn_bias: Whether the feed-forward layers have biases.
         use_untied_layer_norm: Whether the feed-forward network of a layer has a normalization of
-            its own; default: it shares that of attention.
+            its own; default: it shares attention's.
         attention_initializer: Another name of `initializer`.
         output_layer_initializer: Of the output projection of attention, and of the feed-forward
             layers unless they have their own; default: the default initializer.
@@ -42,7 +42,8 @@ class GptJSettings(DecoderSettings):
             `output_layer_initializer`.
         ffn_output_layer_initializer: Of their output projections; default:
             `output_layer_initializer`. muP scales none of the initializers that are given, only the
-            default one; that of both output projections then also by (2 * layers) ** -0.5.
+            default one; the initializer of both output projections then also by (2 * layers) **
+            -0.5.
         scale_qk_dot_by_d: Whether to divide scaled products by the head dimension instead of its
             root; muP does not change it.
     """

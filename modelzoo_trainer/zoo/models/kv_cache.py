@@ -1,4 +1,4 @@
-"""Keys and values of the tokens so far, so that generation computes only those of the new one.
+"""Keys and values of the tokens so far, so that generation computes only the new token's.
 
 Dimension letters: B batch, G groups of keys and values, S length of the cache, D head dimension.
 """

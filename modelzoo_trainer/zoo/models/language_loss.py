@@ -25,8 +25,8 @@ def language_loss(
 ) -> tuple[Tensor, Tensor | int]:
     """Return the loss and the number of items that it is averaged over.
 
-    `attention_mask`: the weight of each position, 0 where it does not count; None = all are 1. That
-    of a label of -100 is always 0.
+    `attention_mask`: the weight of each position, 0 where it does not count; None = all are 1. The
+    weight of a label of -100 is always 0.
     `loss_scaling`: weighted mean over tokens, or weighted sum divided by the number of sequences.
 
     Shapes:
@@ -65,7 +65,7 @@ def mean_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_of_weights(labels: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the sum of the weights of labels, that of -100 being 0.
+    """Return the sum of the weights of labels; -100 has weight 0.
 
     `weights`: None = all are 1.
 
@@ -76,7 +76,7 @@ def sum_of_weights(labels: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def counted_labels(labels: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the weights of labels, that of -100 being 0; bool if `weights` is None.
+    """Return the weights of labels; -100 has weight 0; bool if `weights` is None.
 
     Shapes:
         labels, weights: the same. Returns: the same.
@@ -124,7 +124,7 @@ def token_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0
 def label_weights(batch: Mapping[str, Tensor], key: str) -> Tensor:
     """Return the weight of each label, 0 where it is -100.
 
-    `key`: that of the weights in the batch; without it, they are 1.
+    `key`: the key of the weights in the batch; without it, they are 1.
 
     Shapes:
         Returns: as `labels` of the batch, float32.

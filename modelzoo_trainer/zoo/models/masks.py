@@ -41,7 +41,7 @@ def visible_keys(
 
     Args:
         length: Number of positions T.
-        device: That of the result.
+        device: The result's.
         window: Number of keys that a query sees, with its own; None = no window.
         sinks: Number of keys at the beginning that all later queries see.
         spans: For each key, the largest distance at which it is seen, >= 0. In a row of packed

@@ -21,8 +21,8 @@ MAX_BUCKETS: Final = 2 * _MAX_DISTANCE - 1
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return the slopes of ALiBi, one per head.
 
-    For N a power of two they are 2 ** (-8 h / N), h = 1 ... N. Otherwise those of the next smaller
-    power of two n, then every second one of 2n, beginning with the first.
+    For N a power of two they are 2 ** (-8 h / N), h = 1 ... N. Otherwise the slopes of the next
+    smaller power of two n, then every second one of 2n, beginning with the first.
 
     Source: Press et al. 2022, https://arxiv.org/abs/2108.12409, and its code.
     """
@@ -38,8 +38,8 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class AlibiBias(nn.Module):
     """Bias that falls linearly with the distance of a key: -slope * distance / scaling_factor.
 
-    The slopes are the weight of a `Linear`, so that tensor parallelism gives each rank those of its
-    heads. Trainable ones start from `xavier_uniform_` and may be negative.
+    The slopes are the weight of a `Linear`, so that tensor parallelism gives each rank the slopes
+    of its heads. Trainable ones start from `xavier_uniform_` and may be negative.
 
     Args:
         num_heads: Number of attention heads.
@@ -113,7 +113,7 @@ class RelativeBias(nn.Module):
         nn.init.xavier_uniform_(self.buckets.weight)
 
     def forward(self, length: int, device: torch.device, query: Tensor | None = None) -> Tensor:
-        """Return the bias of every pair of query and key; that of later keys has no meaning.
+        """Return the bias of every pair of query and key; for later keys it has no meaning.
 
         `query`: the position of the only query; None = every position is one.
 

@@ -1,4 +1,4 @@
-"""Scaling of rotary positions to contexts longer than that of pre-training.
+"""Scaling of rotary positions to contexts longer than in pre-training.
 
 Frequencies are the angles in radians per position, w_i = theta ** (-2i / R) with i < R / 2. Fields
 of the classes are named like the keys of `pos_scaling_extra_args`.
@@ -127,8 +127,8 @@ class YarnScaling:
 class LongRopeScaling:
     """LongRoPE (Ding et al., 2024, arXiv:2402.13753): each frequency has its own divisor.
 
-    They are those of `long_factor` if `max_length` exceeds the original length, whatever the length
-    of a batch, else those of `short_factor`.
+    They come from `long_factor` if `max_length` exceeds the original length, whatever the length
+    of a batch, else from `short_factor`.
     """
 
     max_length: int

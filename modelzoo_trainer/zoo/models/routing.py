@@ -45,8 +45,8 @@ class Router(nn.Module):
     """Choose the experts of each token.
 
     With scores g = W x and the two nonlinearities r and w of g, the `top_k` experts with the
-    largest r are chosen. Their weights are those of w, normalized: w_e / (sum of the chosen w +
-    `null_expert_bias`).
+    largest r are chosen. Their weights are the values of w, normalized: w_e / (sum of the chosen w
+    + `null_expert_bias`).
     """
 
     def __init__(self, settings: MoeSettings, hidden_size: int) -> None:

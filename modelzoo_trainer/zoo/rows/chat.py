@@ -190,7 +190,7 @@ class ChatTemplate:
     def _by_prefix(
         self, text: str, messages: Sequence[Mapping[str, str]], marked: list[_Marked], *marks: str
     ) -> tuple[str, list[Span]] | None:
-        """Return the text without marks and the places of regions, of which the last has no mark.
+        """Return the text without marks and the places of regions; the last has no mark.
 
         None if the text does not begin with the prompt for the last message, or does not have all
         of the message after it, apart from white space.
@@ -214,7 +214,7 @@ class ChatTemplate:
     def end_of_answer(self) -> str | None:
         """Return what the template writes after the last message, an answer, and what is learned.
 
-        Of a template with `{% generation %}` blocks, this is only what is in them. None if the
+        In a template with `{% generation %}` blocks, only what is in them is learned. None if the
         template refuses a user's message with an answer.
         """
         try:

@@ -69,7 +69,7 @@ class Document(NamedTuple):
 
 @dataclass(slots=True)
 class Stats:
-    """Counts of what was read and made; `+` adds those of two units."""
+    """Counts of what was read and made; `+` adds the counts of two units."""
 
     documents: int = 0
     documents_truncated: int = 0

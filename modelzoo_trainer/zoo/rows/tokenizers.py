@@ -235,7 +235,7 @@ def tokenizer_at(path: Path, tokens: Mapping[str, str], *, key: str) -> Tokenize
 
     Args:
         path: The file or folder; a folder also has the special tokens and the chat template.
-        tokens: Special tokens by the names in `SPECIAL`, which replace those of the folder.
+        tokens: Special tokens by the names in `SPECIAL`, which replace the folder's.
         key: The setting that gives it, for messages.
 
     Raises:

@@ -68,7 +68,7 @@ def _settings_of(config: ConfigReader) -> dict[str, Any]:
 
 
 def _bound(config: ConfigReader, key: str, usual: float) -> float | None:
-    """Return the bound of scores or logits, of which null means none."""
+    """Return the bound of scores or logits; null means none."""
     bound: float | None = config.number(key, None if config.is_given(key) else usual)
     return bound
 

@@ -29,7 +29,7 @@ ACTIVATIONS: Final = {
     "relu6": "relu6",
     "leaky_relu": "leaky_relu",
 }
-"""The nonlinearity here for that of families without a gate."""
+"""The nonlinearity here by the name in families without a gate."""
 PLAIN_ACTIVATIONS: Final = {
     "gelu": "gelu",
     "gelu_new": "gelu_new",
@@ -52,13 +52,13 @@ SUMMARY_KEYS: Final = tuple(
     f"summary_{one}"
     for one in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 )
-"""Keys of other heads than that of a language model."""
+"""Keys of other heads than a language model's."""
 
 
 def common_settings(config: ConfigReader, activation: str) -> dict[str, Any]:
     """Return the settings that gpt2 and gpt_bigcode have alike.
 
-    `activation`: that of a file without the key.
+    `activation`: the default for a file without the key.
     """
     size = config.integer("n_embd", alias="hidden_size")
     act = config.text("activation_function", activation)

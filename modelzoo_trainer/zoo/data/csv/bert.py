@@ -36,7 +36,7 @@ _EXCLUDED: Final = ("[CLS]", "[SEP]", "[PAD]", "[MASK]")
 
 @checked_dataclass(kw_only=True)
 class BertCSVDynamicMaskDataProcessor(CsvProcessor):
-    """Load batches of sequences from CSV files of tokens, of which some are hidden in each epoch.
+    """Load batches of sequences from CSV files of tokens; each epoch hides some of them.
 
     Folders have a file `meta.dat` with a line for each CSV file: its name and its number of rows.
     Columns are `tokens`, a list such as `['[CLS]', 'the', '##m', '[SEP]']`, and to predict the next

@@ -271,7 +271,7 @@ class CsvFiles:
         return [columns.index(name) for name in self.columns]
 
     def _index(self, file: CsvFile) -> Index:
-        """Return where the rows of a file are, of which it must have as many as the list says."""
+        """Return where the rows of a file are; there must be as many as the list says."""
         found = self.index_of(file)
         num_rows = max(0, len(found.bounds) - 1)
         if num_rows != file.num_rows:

@@ -8,12 +8,12 @@ from modelzoo_trainer.errors import ConfigError
 
 
 def followed(owner: str, name: str, given: Any, model: Any, *, default: Any) -> Any:
-    """Return the value of a setting of a data processor: as given, or that of the model.
+    """Return the value of a setting of a data processor: as given, or the model's.
 
     Args:
         owner: Name of the data processor.
         name: Name of the setting, in both.
-        given: Value in the data processor; None = that of the model.
+        given: Value in the data processor; None = the model's.
         model: The model; one without the setting counts as not having been given.
         default: If neither has a value.
 
@@ -27,7 +27,7 @@ def followed(owner: str, name: str, given: Any, model: Any, *, default: Any) -> 
         raise ConfigError(
             f"{owner}.{name} is {_shown(given)}, but {name} of the model "
             f"{type(model).__name__} is {_shown(theirs)}. Set both to the same value, or remove "
-            f"that of the data processor, which then follows the model."
+            f"it from the data processor, which then follows the model."
         )
     return given
 

@@ -205,7 +205,7 @@ class GlueProcessor(CsvProcessor):
 class SST2DataProcessor(GlueProcessor):
     """Load batches of sentences that are negative (0) or positive (1), for `bert/classifier`.
 
-    Folders have `train.tsv` and `dev.tsv` with a header, of which the columns `sentence` and
+    Folders have `train.tsv` and `dev.tsv` with a header. The columns `sentence` and
     `label` are read; nothing is quoted.
 
     Args:
@@ -229,7 +229,7 @@ class SST2DataProcessor(GlueProcessor):
 class MNLIDataProcessor(GlueProcessor):
     """Load batches of pairs of sentences that follow or contradict, for `bert/classifier`.
 
-    Folders have `train.tsv`, `dev_matched.tsv` and `dev_mismatched.tsv` with a header, of which the
+    Folders have `train.tsv`, `dev_matched.tsv` and `dev_mismatched.tsv` with a header. The
     columns `sentence1`, `sentence2` and `gold_label` are read; nothing is quoted. Labels are
     entailment (0), neutral (1) and contradiction (2).
 

@@ -84,7 +84,7 @@ class DynamicOptions:
         vocabulary: The ids of tokens.
         masking: How tokens are hidden.
         length: Tokens of a sequence, S.
-        gathers: Whether labels are those of the predicted positions alone.
+        gathers: Whether there are labels for the predicted positions alone.
         scales: Whether a batch has a scale of its loss.
         input_pad: Value of `input_ids` after the end of a sequence.
         mask_pad: Likewise of `attention_mask`.
@@ -104,7 +104,7 @@ class DynamicOptions:
 
 
 class DynamicMaskRows(PretrainingRows):
-    """Tokens of CSV files, of which each epoch hides others."""
+    """Tokens of CSV files; each epoch hides others."""
 
     def __init__(self, files: Sequence[CsvFile], options: DynamicOptions, **more: Any) -> None:
         super().__init__(files, ("tokens",), ("segment_ids", "is_random_next"), **more)

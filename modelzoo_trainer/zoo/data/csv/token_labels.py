@@ -43,7 +43,7 @@ class TokenLabelRows(CsvRows):
         vocabulary: The ids of tokens.
         length: Tokens of a sequence, S.
         owner: Name of the data processor.
-        label_file: JSON file of the numbers of labels; None = that of the model.
+        label_file: JSON file of the numbers of labels; None = the model's.
         includes_padding: Whether padding counts in the loss; None = as the model has it.
         pads: Values of `input_ids`, `attention_mask` and `labels` after the end of a sequence.
     """
@@ -180,11 +180,11 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
         vocab_file: Text file of the tokens, one a line, in the order of their ids.
         max_sequence_length: Tokens per sequence: shorter ones are padded, longer ones
             refused; default: `max_position_embeddings` of the model.
-        label_vocab_file: JSON file with the number of each label; null = that of the model.
+        label_vocab_file: JSON file with the number of each label; null = the model's.
         include_padding_in_loss: Whether padding counts in the loss; null = as the model has it.
         do_lower: Whether tokens that the vocabulary lacks are looked up in lower case.
         labels_pad_id: Value of `labels` after the end of a sequence; null = 0.
-        input_pad_id: Value of `input_ids` there; null = that of `[PAD]`, 0 without it.
+        input_pad_id: Value of `input_ids` there; null = the id of `[PAD]`, 0 without it.
         attn_mask_pad_id: Value of `attention_mask` there; null = 0.
 
     Shapes:

@@ -15,10 +15,10 @@ from modelzoo_trainer.zoo.data.hdf5.processor import MixtureProcessor
 class BertHDF5DataProcessor(MixtureProcessor):
     """Load batches of sequences with masked tokens from HDF5 files, for `bert` and `esm2`.
 
-    Files are those of the preprocessing with `training_objective: mlm`: a dataset `data` of shape
+    Files come from the preprocessing with `training_objective: mlm`: a dataset `data` of shape
     (samples, 2, S) with the rows `input_ids` and `attention_mask` (0 for padding), and a dataset
     `labels` of shape (samples, 1, S), -100 where nothing is predicted, or (samples, 3, P) with the
-    labels of P positions, these positions and the weights. Order, subsets and mixtures are those of
+    labels of P positions, these positions and the weights. Order, subsets and mixtures are as in
     `GptHDF5MapDataProcessor`.
 
     Args:
@@ -26,7 +26,7 @@ class BertHDF5DataProcessor(MixtureProcessor):
         use_vsl: Whether samples have several documents each: 4 features, the last two of them
             `attention_span` and `position_ids`.
         mixture: Folders with weights, a list of `{data_dir, weight, data_subset}`.
-        max_sequence_length: If given, must be that of the files.
+        max_sequence_length: If given, must equal the files'.
 
     Shapes:
         A batch: input_ids and attention_mask (B, S), int32; labels (B, S), or labels,

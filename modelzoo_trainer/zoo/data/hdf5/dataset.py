@@ -45,7 +45,7 @@ class RowOptions:
     Args:
         max_sequence_length: Tokens per sample of a corpus; None = files have whole samples.
         features: Names of the rows of a sample in a file.
-        vsl: Whether they are those of packed documents.
+        vsl: Whether they have packed documents.
         transforms: Applied to each batch.
         seed: Of the transforms.
         num_samples: Samples of an epoch; None = all.

@@ -76,7 +76,7 @@ def _features(folders: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
     for folder, names in found.items():
         if names != first:
             raise ConfigError(
-                f"{folder}/{PARAMS} names the rows {names}, but that of {folders[0]} {first}. "
+                f"{folder}/{PARAMS} names the rows {names}, but in {folders[0]} they are {first}. "
                 f"Create the files in the same way."
             )
     return first

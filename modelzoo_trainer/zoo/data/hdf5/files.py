@@ -283,7 +283,7 @@ class RowFiles:
         """Return files as one sequence of rows.
 
         Args:
-            groups: Files of equal dtypes; those of another group may have another one.
+            groups: Files of equal dtypes; files of another group may have another one.
 
         Raises:
             ConfigError: If files differ in shape of rows or dtype, or a group has no rows.
@@ -295,13 +295,13 @@ class RowFiles:
                 if (one.dtype, one.row_shape) != expected:
                     like = group[0] if one.dtype != group[0].dtype else first
                     raise ConfigError(
-                        f"{one.path}: dataset {one.dataset!r} has {_described(one)}, but that of "
-                        f"{like.path} has {_described(like)}. All files must be equal in this."
+                        f"{one.path}: dataset {one.dataset!r} has {_described(one)}, but in "
+                        f"{like.path} it has {_described(like)}. All files must be equal in this."
                     )
             if not any(one.num_rows for one in group):
                 raise ConfigError(
-                    f"{group[0].path}: dataset {group[0].dataset!r} has no rows, nor has that of "
-                    f"any other file of its folder. Preprocess the data again."
+                    f"{group[0].path}: dataset {group[0].dataset!r} has no rows, in no file "
+                    f"of its folder. Preprocess the data again."
                 )
         files = tuple(one for group in groups for one in group)
         counts = np.array([one.num_rows for one in files], dtype=np.int64)

@@ -26,7 +26,7 @@ class GptHDF5MapDataProcessor(MixtureProcessor):
 
     Files have either whole samples, a dataset `data` of shape (samples, features, S) with the rows
     `input_ids`, `attention_mask` (which labels count) and `labels`, or a corpus, `data` of shape
-    (tokens,), of which a sample is a window of `max_sequence_length` tokens. The order of samples
+    (tokens,): a sample is a window of `max_sequence_length` tokens. The order of samples
     depends on the arguments and the names of the files alone.
 
     Args:

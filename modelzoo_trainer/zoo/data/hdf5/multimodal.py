@@ -84,7 +84,7 @@ class LlavaHDF5MapDataProcessor(PrecisionArguments, MixtureProcessor):
         num = self.dataset.files.row_shape[0]
         if num > len(self.features):
             say_once(
-                f"{type(self).__name__}: the files have {num} features in each row, of which the "
+                f"{type(self).__name__}: the files have {num} features in each row; only the "
                 f"first {len(self.features)} are used."
             )
 

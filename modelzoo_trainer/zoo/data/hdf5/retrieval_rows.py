@@ -25,7 +25,7 @@ class RetrievalRows(SampleRows):
         contexts: The contexts of the same rows, (3, C, T).
         segments: Which of the rows are the samples.
         features: Names of the rows of questions.
-        context_features: Of those of contexts.
+        context_features: Names of the rows of contexts.
 
     Shapes:
         A batch: features of questions (B, S), of contexts (B, C, T), int32.
@@ -50,7 +50,7 @@ class RetrievalRows(SampleRows):
         _check_shape(contexts, context_features, _CONTEXT_DIMS, "(3, contexts, tokens)")
 
     def follow_model(self, model: Any) -> None:
-        """Take the number of segments of the encoders: those of files must be below it."""
+        """Take the number of segments of the encoders: segments in files must be below it."""
         found = getattr(model, "num_segments_of_texts", (None, None))
         self.num_segments, self._contexts.num_segments = found
 

@@ -1,4 +1,4 @@
-"""Which rows of which folders are the samples, and how many of each in an epoch."""
+"""Which rows of each folder are the samples, and how many of each in an epoch."""
 
 from __future__ import annotations
 

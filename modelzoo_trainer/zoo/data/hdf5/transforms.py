@@ -166,7 +166,7 @@ class AddPoseShift(Transform):
 
     Args:
         segment_length: Tokens per segment.
-        target_seq_len: Length that positions come from, larger than that of the samples.
+        target_seq_len: Length that positions come from, larger than the samples'.
         ratio_shifted_samples: Probability that a sample is shifted.
     """
 

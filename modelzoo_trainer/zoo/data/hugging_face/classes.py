@@ -26,7 +26,7 @@ class ClassEncoding:
     The tokenizer adds what it puts around texts; those that are too long lose their end.
 
     Args:
-        settings: Those of the data processor.
+        settings: The settings of the data processor.
         tokenizer: Has a token that fills rows.
         where: The dataset, for messages.
     """

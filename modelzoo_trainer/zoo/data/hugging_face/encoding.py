@@ -106,7 +106,7 @@ class TurnsEncoding:
     """Rows of text, chats, instructions or preferences, made by the modes of preprocessing.
 
     Args:
-        settings: Those of the data processor.
+        settings: The settings of the data processor.
         tokenizer: Has the special tokens that the task needs.
         where: The dataset, for messages.
 

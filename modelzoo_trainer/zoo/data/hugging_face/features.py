@@ -121,7 +121,7 @@ class Features:
     """Makes batches of rows. It can be pickled.
 
     Args:
-        settings: Those of the data processor.
+        settings: The settings of the data processor.
         columns_of_images: The columns that have images.
         where: The dataset, for messages.
 
@@ -220,7 +220,7 @@ class Features:
         least = least if is_input else 0  # labels of -100 do not count
         if least < 0 or (self._vocab_size is not None and most >= self._vocab_size):
             raise ConfigError(
-                f"{where} the token id {least if least < 0 else most}; those of the model are 0 to "
+                f"{where} the token id {least if least < 0 else most}; the model's are 0 to "
                 f"{'vocab_size - 1' if self._vocab_size is None else self._vocab_size - 1}. Use "
                 f"the tokenizer of the model, or increase vocab_size; of a folder's weights: "
                 f"resize_token_embeddings."

@@ -39,7 +39,7 @@ class PixelSettings:
     """How images become pixels, as the arguments of the data processor say.
 
     Args:
-        image_size: Height and width, or one number for both; None = that of the images.
+        image_size: Height and width, or one number for both; None = the images' size.
         image_channels: 3 = red, green and blue, 1 = grey.
         image_mean: What is subtracted from pixels in [0, 1], per channel; None = 0.
         image_std: What they are divided by then; None = 1.

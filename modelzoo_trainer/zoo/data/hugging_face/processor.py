@@ -110,7 +110,7 @@ class HuggingFaceDataProcessor(LoadingArguments, DataProcessor):
         padding: For `features`: what fills rows that are shorter than the longest of their batch,
             by argument; default: 0 for `input_ids` and masks, -100 for `labels`.
         image_size: For `features` of images: height and width to resize to, or one number for both;
-            default: that of the images, which must be equal.
+            default: the images' size, which must be equal.
         image_channels: 3 = red, green and blue, 1 = grey.
         image_mean: What is subtracted from pixels in [0, 1], per channel.
         image_std: What they are divided by then.
@@ -131,10 +131,10 @@ class HuggingFaceDataProcessor(LoadingArguments, DataProcessor):
             would be too long; then the answers lose their ends. Default: half of
             `max_sequence_length`.
         min_sequence_length: Documents with fewer tokens are skipped.
-        eos_token: The token that ends a document; default: that of the tokenizer's folder.
-        pad_token: The token that fills rows; default: that of the folder, else `eos_token`.
+        eos_token: The token that ends a document; default: from the tokenizer's folder.
+        pad_token: The token that fills rows; default: from the folder, else `eos_token`.
         vocab_size: Number of token ids of the model, which the tokenizer must not exceed; a run
-            also compares that of the model.
+            also compares the model's.
         cache_dir: Folder of the cached rows and of what `datasets` makes of files; default:
             `.cache/modelzoo_trainer/tokens` in the home folder, and the default of `datasets`.
 

@@ -115,7 +115,7 @@ class DatasetSource:
     def identity(self) -> str:
         """Return a digest of the arguments and of the local files; of a name of the Hub, its own.
 
-        Of a file it has the name, the size, and 64 KiB of both ends.
+        It covers a file's name, its size, and 64 KiB of both ends.
         """
         digest = hashlib.sha256(repr((self.name, self.split, self.revision)).encode())
         files = self._local_files()
@@ -228,12 +228,12 @@ class DatasetSource:
             raise ConfigError(self._refusal(error, builder, given.get("data_files"))) from error
 
     def _warn_of_formats(self) -> None:
-        """Warn of a folder with files of several formats, of which the library reads one."""
+        """Warn of a folder with files of several formats: the library reads only one format."""
         suffixes = {suffix for _, file in self._local_files() for suffix in file.suffixes}
         found = sorted(suffixes & _SUFFIXES.keys())
         if len({_SUFFIXES[suffix] for suffix in found}) > 1:
             log.warning(
-                "%s.path: folder %r has files of several formats (%s); only those of one format "
+                "%s.path: folder %r has files of several formats (%s); only files of one format "
                 "are read. Set path to a format, and data_files.",
                 OWNER,
                 self.path,

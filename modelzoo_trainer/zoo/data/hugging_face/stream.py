@@ -44,8 +44,8 @@ class _Position(NamedTuple):
 class RowStream(IterableDataset[Batch]):
     """Batches of rows, which are made as they are needed.
 
-    Documents are read, tokenized, packed and shuffled in groups of 1,024. The state is that of the
-    dataset before a group, and the number of its rows that were used.
+    Documents are read, tokenized, packed and shuffled in groups of 1,024. The state is the
+    dataset's before a group, and the number of its rows that were used.
 
     Args:
         dataset: A `datasets.IterableDataset`.
@@ -115,7 +115,7 @@ class RowStream(IterableDataset[Batch]):
         self._check(vocab_size, max_position_embeddings)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place of the next row; that of a new epoch after the last batch."""
+        """Return the place of the next row; after the last batch, in a new epoch."""
         return {"next": None if self._next is None else tuple(self._next)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -39,8 +39,8 @@ class DiffusionLatentImageNet1KProcessor(PrecisionArguments, StreamProcessor):
 
     Latents are `data_dir/split/CLASS/FILE.npz`, with `vae_output`, mean and log-variance as an
     autoencoder gives them, and `label`; without that, the label is the place of the folder among
-    those of `train` by name. All that is random only depends on `shuffle_seed`, the epoch and the
-    sample: not on workers, processes, the batch size of a worker, or where a run was resumed.
+    the folders of `train` by name. All that is random only depends on `shuffle_seed`, the epoch and
+    the sample: not on workers, processes, the batch size of a worker, or where a run was resumed.
 
     Args:
         shuffle: Whether to shuffle `train`, each epoch in its own order; `val` is in order.
@@ -49,14 +49,14 @@ class DiffusionLatentImageNet1KProcessor(PrecisionArguments, StreamProcessor):
             each sample is taken from one of them at random. An epoch has the samples of the
             largest.
         split: `train` or `val`.
-        num_classes: Number of classes; null = that of the model.
-        num_diffusion_steps: Timesteps are drawn from 0 to this - 1; null = that of the model.
+        num_classes: Number of classes; null = the model's.
+        num_diffusion_steps: Timesteps are drawn from 0 to this - 1; null = the model's.
         label_dropout_rate: Probability that a label is replaced by `num_classes`, the label of no
-            class, in both splits; null = that of the model.
-        latent_size: Height and width of the latents; null = that of the model.
-        latent_channels: Channels of the latents; null = those of the model.
-        vae_scaling_factor: Factor on the latents; null = that of the model.
-        schedule_name: Must be that of the model; null = that.
+            class, in both splits; null = the model's.
+        latent_size: Height and width of the latents; null = the model's.
+        latent_channels: Channels of the latents; null = the model's.
+        vae_scaling_factor: Factor on the latents; null = the model's.
+        schedule_name: Must be the model's; null = that.
         transforms: Must be null or empty: they are of images.
         var_loss: Must be false or null: variances are not predicted.
 

@@ -131,7 +131,7 @@ def find_images(data_dir: str, split: str, kind: FileKind = IMAGES) -> ImageFile
     if others:
         say_once(
             f"{kind.setting} {folder!r}: {len(others)} files are left out, as their names do not "
-            f"end as those of {kind.several}, such as {min(others)!r}."
+            f"end like names of {kind.several}, such as {min(others)!r}."
         )
     return ImageFiles(
         folder,
@@ -160,7 +160,7 @@ def _images(
     kind: FileKind,
     above: frozenset[tuple[int, int]] = frozenset(),
 ) -> Iterator[str]:
-    """Yield the names of the images in a folder of a class; those of other files are added.
+    """Yield the names of the images in a folder of a class; names of other files are added.
 
     Args:
         folder: Of the split.

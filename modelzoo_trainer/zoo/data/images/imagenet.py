@@ -117,7 +117,7 @@ class ImageNet1KProcessor(PrecisionArguments, StreamProcessor):
         transforms: Changes to images, a list of `{name, ...arguments}`: see the documentation of
             data processors. Required without `noaugment`.
         noaugment: Whether images are only resized to `image_size`, in place of `transforms`.
-        num_classes: Classes at most; null = those of the model.
+        num_classes: Classes at most; null = the model's.
         sampler: `random`; `repeated-aug` is not supported.
 
     Shapes:
@@ -201,7 +201,7 @@ def check_classes(files: ImageFiles, num: int, what: str) -> None:
     """
     if len(files.classes) > num:
         raise ConfigError(
-            f"{what}, but the labels of {files.folder} are those of {len(files.classes)} folders "
+            f"{what}, but the labels of {files.folder} come from {len(files.classes)} folders "
             f"of classes. Increase num_classes, or remove folders that are no classes."
         )
 

@@ -28,14 +28,14 @@ _LEAST_LOG_VARIANCE, _MOST_LOG_VARIANCE = -30.0, 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSettings:
-    """What batches are made with; the defaults are those of the model `dit`.
+    """What batches are made with; the defaults are the same as in the model `dit`.
 
     Args:
         num_classes: Number of classes, and the label of no class.
         latent_size: Height and width.
         latent_channels: C.
         vae_scaling_factor: Factor on the latents.
-        label_dropout_rate: Probability that a label is replaced by that of no class.
+        label_dropout_rate: Probability that a label is replaced by the label of no class.
         num_diffusion_steps: Number of timesteps.
         schedule_name: Of the noise, which the model adds.
     """
@@ -67,7 +67,7 @@ def settings_for(given: Mapping[str, Any], model: Any = None) -> LatentSettings:
         if own is not None and of_model is not None and _plain(own) != _plain(of_model):
             raise ConfigError(
                 f"{one.name} is {own} in the data processor, but {of_model} in the model. Remove "
-                f"it from the data processor, which then takes that of the model."
+                f"it from the data processor, which then takes the model's."
             )
         value = of_model if own is None else own
         if value is not None:
@@ -177,7 +177,7 @@ class NoisyLatents(BatchDataset):
             raise ConfigError(
                 f"{path}: {_MOMENTS} has the shape {moments.shape}, but {(2 * channels, *size)} is "
                 f"required: mean and log-variance of latent_channels ({channels}) and latent_size "
-                f"({list(size)}). Set these in the model to those of the data, or encode the "
+                f"({list(size)}). Set these in the model to the values of the data, or encode the "
                 f"images again."
             )
         if not np.isfinite(moments).all():

@@ -238,9 +238,9 @@ class TransformerDynamicDataProcessor(SequencePairProcessor):
     """Load pairs of lines from text files: an input, and the output to predict.
 
     Blanks separate the tokens of a line. The folder has a file `meta.dat`, with a line for each
-    pair of files: the name of the inputs, that of the outputs, and their number of lines. Names are
-    relative to the working directory, else to the folder. Pairs of which one is empty, or not
-    shorter than the longest sequence, are left out, which is logged.
+    pair of files: the name of the inputs, the name of the outputs, and their number of lines. Names
+    are relative to the working directory, else to the folder. Pairs with a part that is empty, or
+    not shorter than the longest sequence, are skipped; the log says so.
 
     Args:
         src_vocab_file: File of the vocabulary of both: one token a line, whose number is its id.
@@ -297,7 +297,7 @@ def _place_of(name: str, folder: str) -> str:
         return str(inside)
     if inside.exists() and not inside.samefile(path):
         say_once(
-            f"{name} is in the working directory and in {folder}; that of the working directory is "
+            f"{name} is in the working directory and in {folder}; the former is "
             f"used. Write an absolute path in {META} for the other one.",
             logging.WARNING,
         )

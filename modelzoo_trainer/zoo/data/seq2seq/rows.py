@@ -130,7 +130,7 @@ class PairRows(BatchDataset):
             one.check_unchanged()
 
     def follow_model(self, model: Any) -> None:
-        """Check that sequences are not longer than those of a model.
+        """Check that sequences are not longer than a model's.
 
         Raises:
             ConfigError: If they are.
@@ -230,7 +230,7 @@ class SpanRows(PairRows):
 class TranslationRows(PairRows):
     """Lines of two texts, an input and its output.
 
-    Pairs of which one is empty, or as long as the model's longest sequence, are left out.
+    Pairs with a part that is empty, or as long as the model's longest sequence, are skipped.
 
     Args:
         vocabulary: Of both texts.

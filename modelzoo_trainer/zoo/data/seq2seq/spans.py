@@ -50,7 +50,7 @@ def corrupt(tokens: Tokens, last_id: int, generator: torch.Generator) -> tuple[T
 
     Args:
         tokens: The text, at least 2 tokens.
-        last_id: Id of the first sentinel; those of the others follow downwards.
+        last_id: Id of the first sentinel; the ids of the others follow downwards.
         generator: Draws the lengths of the spans and of the text between them.
 
     Shapes:

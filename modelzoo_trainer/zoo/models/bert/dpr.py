@@ -89,7 +89,7 @@ class Dpr(nn.Module):
     computes at once: one of its micro-batches.
 
     Args:
-        q_encoder: Settings of the encoder of questions: those of `bert` without its heads.
+        q_encoder: Settings of the encoder of questions: as for `bert` without its heads.
         ctx_encoder: Settings of the encoder of contexts.
         encoder: Settings of both, instead.
         use_biencoder: Whether there are two encoders; else `encoder` is one for both.
@@ -209,7 +209,7 @@ class Dpr(nn.Module):
             yield from encoder.initial_steps()
 
     def complete_state(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entries of a checkpoint for both encoders, if it has only that of questions.
+        """Return the entries of a checkpoint for both encoders, if it has only one for questions.
 
         Args:
             found: Entries by name.
@@ -351,7 +351,7 @@ def _both(
     if names != ["q_encoder", "ctx_encoder"]:
         raise ConfigError(
             f"The model requires q_encoder and ctx_encoder, the settings of two encoders, or "
-            f"encoder, those of both; given: {', '.join(names) or 'none'}."
+            f"encoder, the settings of both; given: {', '.join(names) or 'none'}."
         )
     questions, contexts = read("q_encoder"), read("ctx_encoder")
     for what, one, other in (

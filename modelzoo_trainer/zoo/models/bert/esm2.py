@@ -17,12 +17,12 @@ from modelzoo_trainer.zoo.models.bert.settings import EncoderSettings
 @checked()
 @dataclass(eq=False, repr=False, kw_only=True)
 class Esm2Settings(BertSettings):
-    """Settings of ESM-2: those of BERT's pretraining, and how hidden tokens enter.
+    """Settings of ESM-2: the settings of BERT's pretraining, and how hidden tokens enter.
 
     Args:
         norm_first: Whether layers normalize what attention and the feed-forward network get,
             instead of the sums with their outputs.
-        token_dropout: Whether the embedding of hidden tokens is 0, and those of the others are
+        token_dropout: Whether the embedding of hidden tokens is 0, and the other embeddings are
             scaled by 0.88 over their share of the sequence: the share that training expects.
         mask_token_id: The token in place of hidden ones; required by `token_dropout`.
     """

@@ -153,7 +153,7 @@ class Bert(BertSettings, nn.Module):
 
         Args:
             batch: What the encoder needs, and `labels`. With `masked_lm_positions`, these are the
-                labels of those positions, otherwise those of all positions. `masked_lm_mask`: the
+                labels of those positions, otherwise of all positions. `masked_lm_mask`: the
                 weight of each label; missing = 1. `mlm_loss_scale`: a factor. Unless `disable_nsp`
                 is set: `next_sentence_label`, (B, 1) or (B,). Rows whose `attention_mask` is all 0
                 are padding and no part of B; their labels must be -100, or have no weight.
@@ -251,8 +251,9 @@ class Bert(BertSettings, nn.Module):
         if shape != expected or weights != shape:
             raise ConfigError(
                 f"The batch has labels of the shape {shape} and {_WEIGHTS} of the shape {weights}, "
-                f"but both must have that of {POSITIONS if POSITIONS in batch else 'input_ids'}, "
-                f"{expected}. Labels of some positions only require {POSITIONS}."
+                f"but both require the shape of "
+                f"{POSITIONS if POSITIONS in batch else 'input_ids'}, {expected}. "
+                f"Labels of some positions only require {POSITIONS}."
             )
 
 

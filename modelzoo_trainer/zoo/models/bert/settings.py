@@ -23,7 +23,7 @@ from modelzoo_trainer.zoo.models.moe_settings import MoeParams
 @checked()
 @dataclass(eq=False, repr=False, kw_only=True)
 class EncoderSettings(DecoderSettings):
-    """Settings of an encoder; sizes, heads, positions and muP are those of the decoders.
+    """Settings of an encoder; sizes, heads, positions and muP are as in the decoders.
 
     Args:
         max_position_embeddings: Maximum sequence length.
@@ -47,8 +47,8 @@ class EncoderSettings(DecoderSettings):
         default_initializer: Of all weights that have no own one; default: a normal distribution
             with `initializer_range`, truncated at two standard deviations.
         embeddings_initializer: Of the embeddings of tokens.
-        position_embeddings_initializer: Of those of positions.
-        segment_embeddings_initializer: Of those of segments.
+        position_embeddings_initializer: Of the embeddings of positions.
+        segment_embeddings_initializer: Of the embeddings of segments.
         compute_eval_metrics: Whether the output has metrics in eval mode.
 
     Raises:
@@ -109,7 +109,7 @@ class EncoderSettings(DecoderSettings):
 
     @property
     def dropped_token(self) -> int | None:
-        """The token whose embedding is 0, and scales those of the others; None = there is none."""
+        """The token whose embedding is 0, and scales the other embeddings; None = there is none."""
         return None
 
     @classmethod

@@ -77,8 +77,8 @@ class BertTokenClassifier(TokenClassifierSettings, EncoderWithHead):
         -100; with `include_padding_in_loss` also divided by T.
 
         Args:
-            batch: What the encoder needs, `labels`, and `loss_mask`; without that, the weights are
-                those of `attention_mask`, or 1.
+            batch: What the encoder needs, `labels`, and `loss_mask`; without that, the weights
+                come from `attention_mask`, or are 1.
 
         Returns:
             `loss`, `logits`, `num_items`; in eval mode also `accuracy`, of the tokens that count.

@@ -91,7 +91,7 @@ def keeps_weights(start: Any) -> bool:
 def add_adapters(model: Module, given: Mapping[str, Any]) -> None:
     """Put adapters into a model, which keeps its class; only they are trained.
 
-    They are float32 with any type of the weights, as those of `get_peft_model` of `peft` are.
+    They are float32 with any type of the weights, as from `get_peft_model` of `peft`.
 
     Raises:
         ConfigError: As `check_peft`, or if no layer matches.
@@ -115,7 +115,7 @@ class PlainNames:
     """The names that the tensors of a model with adapters have without them.
 
     Args:
-        names: Those of its state dict.
+        names: The names in its state dict.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ class PlainNames:
         wrapped = {name.partition(_BASE)[0] + "." for name in found if _BASE in name}
         copied = {name.partition(ORIGINAL)[0] + "." for name in found if ORIGINAL in name}
         self.plain: dict[str, str] = {}
-        """Plain name by name, without those of adapters."""
+        """Plain name by name, without names of adapters."""
         self.added: set[str] = set()
         """Names of adapters, and of trained copies of a layer."""
         for name in found:

@@ -2,7 +2,7 @@
 
 Their models make masks from a mask or positions of two dimensions, and look at the values for it.
 Here the masks of four dimensions are made, which these models take as they are. Of the families in
-`FAMILIES` it is tested that the logits of packed documents equal those of each document alone.
+`FAMILIES` it is tested that packed documents have the same logits as each document alone.
 
 Dimension letters: B batch, T positions.
 """

@@ -74,7 +74,7 @@ def check_tokens(model: Module, ids: Any) -> None:
 
 
 def is_planned(tensor: Any) -> bool:
-    """Return whether a tensor is that of a plan, which has a shape, but no values."""
+    """Return whether a tensor belongs to a plan: it has a shape, but no values."""
     return torch._guards.detect_fake_mode([tensor]) is not None
 
 

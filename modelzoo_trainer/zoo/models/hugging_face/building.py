@@ -69,7 +69,7 @@ def build(
     """Return a model, and its tensors that the weights of the folder lack.
 
     Args:
-        settings: Those of the model.
+        settings: The settings of the model.
         auto_class: A class of `transformers` that is named `AutoModel...`.
         may_start_anew: Whether tensors that the weights lack get initial values, such as the head
             of a classifier.
@@ -180,7 +180,7 @@ def _check_task(cls: Any, auto_class: str, settings: HfSettings, config: Any) ->
 
 
 def _makes_a_language_model(cls: Any, config: Any) -> bool:
-    """Return whether a class makes the same model as that of language models, of text alone."""
+    """Return whether a class makes the same model as the language models' class, of text alone."""
     language = transformers_library(FOLDER_KEY).AutoModelForCausalLM._model_mapping
     is_same = (
         type(config) in language and cls._model_mapping[type(config)] is language[type(config)]
@@ -205,7 +205,7 @@ def refuse_language_model(auto_class: str) -> None:
 
 
 def _is_planned() -> bool:
-    """Return whether tensors are fake, of which only the shapes matter."""
+    """Return whether tensors are fake, so that only their shapes matter."""
     return torch._guards.detect_fake_mode() is not None
 
 

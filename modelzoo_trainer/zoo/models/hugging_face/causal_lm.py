@@ -49,8 +49,8 @@ _OF_THE_LOSS: Final = ("shift_labels", "loss_scaling", "compute_eval_metrics")
 class HfCausalLm(TransformersModel):
     """A language model of `transformers`, from a folder, the Hub, or settings.
 
-    It takes the batches of the decoders here, or with `shift_labels` those of the collators of
-    `transformers`.
+    It takes the batches of the decoders here, or with `shift_labels` the batches of the collators
+    of `transformers`.
 
     Args:
         pretrained_model_name_or_path: Folder with `config.json` and weights, or a name of the Hub.
@@ -58,7 +58,7 @@ class HfCausalLm(TransformersModel):
             of that architecture.
         pretrained: Whether the folder's weights are loaded; null = true with a folder.
         revision: Branch, tag or commit of a name of the Hub.
-        config_overrides: Settings of the architecture that replace those of the folder, or of
+        config_overrides: Settings of the architecture that replace settings of the folder, or of
             `config`; a mapping changes only the keys that it has.
         attn_implementation: `sdpa`, `eager` or another one of `transformers`; null = `sdpa` where
             the architecture has it, else `eager`.

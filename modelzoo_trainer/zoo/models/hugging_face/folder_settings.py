@@ -32,7 +32,7 @@ _BY_LENGTH: Final = ("dynamic", "yarn", "longrope")
 
 
 def check_folder(config: Any, folder: Path, changes: Mapping[str, Any] | None) -> None:
-    """Refuse a folder whose settings are not those of a model, although all shapes may fit.
+    """Refuse a folder whose settings are not a model's, although all shapes may fit.
 
     Args:
         config: The settings of the model, of `transformers`.

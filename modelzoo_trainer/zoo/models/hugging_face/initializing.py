@@ -20,7 +20,7 @@ _OF_ADAPTERS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lor
 def reset_steps(model: Any) -> Iterator[Step]:
     """Yield the parts of a model of `transformers`, each with the function that initializes it.
 
-    The functions are those of the library, `_init_weights`, which also fill the buffers that are
+    The functions belong to the library, `_init_weights`, which also fill the buffers that are
     not saved, such as frequencies of rotary positions. Children come before their parents, whose
     functions may draw weights of theirs again; blocks as a whole, and what contains them, have no
     function. Adapters of `peft` come last: they add nothing at first.

@@ -41,7 +41,7 @@ def limit_of(name: str, arguments: Mapping[str, Any]) -> int | EllipsisType | No
 
     Args:
         name: The attribute.
-        arguments: Those of `HfSettings`.
+        arguments: The arguments of `HfSettings`.
     """
     if name != _LENGTH:
         return None

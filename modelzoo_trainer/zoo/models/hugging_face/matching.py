@@ -1,4 +1,4 @@
-"""Whether the tensors of a folder are those of a model of `transformers`."""
+"""Whether the tensors of a folder match a model of `transformers`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class HfModel(TransformersModel):
         pretrained: Whether the folder's weights are loaded; null = true with a folder. Tensors that
             they lack, such as a new head, start from initial values, with a warning.
         revision: Branch, tag or commit of a name of the Hub.
-        config_overrides: Settings of the architecture that replace those of the folder, or of
+        config_overrides: Settings of the architecture that replace settings of the folder, or of
             `config`, such as `num_labels`; a mapping changes only the keys that it has.
         attn_implementation: `sdpa`, `eager` or another one of `transformers`; null = `sdpa` where
             the architecture has it, else `eager`.
@@ -197,7 +197,7 @@ class HfModel(TransformersModel):
         return getattr(self.config, "problem_type", None) in FLOAT_LABELS
 
     def _ignored_label(self, labels: Tensor) -> int:
-        """Return the label that does not count; that of pixels (B, H, W) is a setting."""
+        """Return the label that does not count; for pixels (B, H, W) it is a setting."""
         is_of_pixels = labels.dim() == _PIXELS_DIM and self.config.num_labels > 1
         default = IGNORED_LABEL
         return getattr(self.config, _IGNORED_KEY, default) if is_of_pixels else default

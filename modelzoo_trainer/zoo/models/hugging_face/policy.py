@@ -64,7 +64,7 @@ def warn_of_dropout(given: Mapping[str, Any]) -> None:
 
 
 def remove_dropout(model: Any) -> None:
-    """Set all rates of dropout of a model of `transformers` to 0, also those of adapters.
+    """Set all rates of dropout of a model of `transformers` to 0, also in adapters.
 
     They are in modules of dropout, in attributes of other modules, and in the settings.
     """

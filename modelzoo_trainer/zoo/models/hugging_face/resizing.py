@@ -16,7 +16,7 @@ def resize(model: Any, num: int, *, has_values: bool) -> None:
     Args:
         model: A model of `transformers`.
         num: How many tokens it has then.
-        has_values: Whether it has weights, and the new rows get values like those of the others.
+        has_values: Whether it has weights, and the new rows get values like the others.
 
     Raises:
         ConfigError: If it has no tokens, or more of them.

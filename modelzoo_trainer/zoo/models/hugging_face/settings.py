@@ -100,7 +100,7 @@ def architecture(settings: HfSettings, folder: Path | None) -> Any:
     """Return the `PreTrainedConfig` of a model, with `config_overrides`.
 
     Args:
-        settings: Those of the model.
+        settings: The settings of the model.
         folder: The local folder; None with `config`.
 
     Raises:

@@ -73,8 +73,8 @@ class Llava(ImageTextModel):
         image_start_idx: Position of the first feature, from 0, unless a batch has its own.
         image_feature_select_layer_idx: Layer whose states are the features, from 0; negative ones
             count from the end. Null = the states after the last one and the final norm.
-        image_feature_select_mode: `patch`: states of the patches; `cls_patch`: also that of the
-            class token, before them.
+        image_feature_select_mode: `patch`: states of the patches; `cls_patch`: also the state of
+            the class token, before them.
         freeze: Regular expressions; parameters and modules in whose names, or names in the Model
             Zoo (`image_model...`, `projector_image_model...`, `text_model...`), one is found are
             not trained.

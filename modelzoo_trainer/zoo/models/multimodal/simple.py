@@ -195,8 +195,8 @@ class MultimodalSimple(ImageTextModel):
     def published_name(name: str) -> str | None:
         """Return the name of a parameter in the Cerebras Model Zoo, None if it has none.
 
-        `name`: as of `named_parameters()`. That of the last projection is ours: the published one
-        is not known.
+        `name`: as of `named_parameters()`. The name of the last projection is ours: the published
+        one is not known.
         """
         if name.startswith(_ENCODER):
             inner = name.removeprefix(_ENCODER)

@@ -84,12 +84,12 @@ class ImageTextModel(nn.Module):
 
     @property
     def max_position_embeddings(self) -> int:
-        """Largest number of positions in a row, those of images among them."""
+        """Largest number of positions in a row, including images."""
         return self.text_model.max_position_embeddings
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:
-        """Groups of parameters with learning rate factors: those of the decoder."""
+        """Groups of parameters with learning rate factors, as in the decoder."""
         return {
             name: replace(
                 group,

@@ -76,7 +76,7 @@ class T5Settings:
         embeddings_alpha: Factor on the embeddings; with muP, besides the root of `d_model`; null =
             1.
         encoder_attention_logits_alpha: Factor on the query-key products of the encoder.
-        decoder_attention_logits_alpha: Factor on those of the decoder, to the encoder as well.
+        decoder_attention_logits_alpha: Factor on the decoder's, to the encoder as well.
         scale_encoder_qk_dot_by_d: With muP or `use_transformer_initialization`: whether to divide
             the encoder's products by `d_kv` instead of its root; default: only with muP.
         scale_decoder_qk_dot_by_d: Likewise for the decoder's.

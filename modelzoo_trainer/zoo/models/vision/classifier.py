@@ -67,7 +67,7 @@ class VitSettings(VisionSettings):
         num_classes: Number of classes; labels are 0 to `num_classes` - 1.
         use_bias_in_output: Whether the head has a bias.
         use_dinov2_classifier: Whether the head gets the state of the class token and the mean of
-            those of the patches, instead of the former only.
+            the states of the patches, instead of the former only.
         freeze: Regular expressions; parameters and modules in whose names, or names in the Model
             Zoo (`vit_model...`), one is found are not trained.
         compute_eval_metrics: Whether the output has `accuracy_cls` in eval mode.

@@ -202,7 +202,7 @@ class NoiseHead(nn.Module):
     order row, column, channel; both compute the same, but that the former has a bias per channel.
 
     Args:
-        settings: Of the model; `num_channels` are those of the latents.
+        settings: Of the model; `num_channels` are the channels of the latents.
         is_convolution: Whether it is a convolution.
     """
 

@@ -130,11 +130,11 @@ class DitSettings:
         num_hidden_layers: Number of layers.
         num_heads: Number of attention heads.
         filter_size: Hidden width of the feed-forward layers.
-        latent_size: Height and width of the latents, multiples of those of `patch_size`; null =
-            that of `vae`, else [32, 32].
-        latent_channels: Channels of the latents; null = that of `vae`, else 4.
+        latent_size: Height and width of the latents, multiples of `patch_size`; null =
+            from `vae`, else [32, 32].
+        latent_channels: Channels of the latents; null = from `vae`, else 4.
         patch_size: Height and width of a patch; null = [16, 16].
-        vae: The autoencoder that has encoded the images, of which only `latent_size`,
+        vae: The autoencoder that has encoded the images. Only its `latent_size`,
             `latent_channels` and `scaling_factor` (default: 0.18215) are used.
         num_classes: Number of classes; labels are 0 to `num_classes` - 1.
         label_dropout_rate: Probability that the data processor replaces a label by `num_classes`,
@@ -281,7 +281,7 @@ class DitSettings:
         return [f"{', '.join(found)}: no effect, as {what}."]
 
     def vision(self) -> VisionSettings:
-        """Return the settings of the patches and of the layers, without those of diffusion.
+        """Return the settings of the patches and of the layers, without diffusion's.
 
         Raises:
             ConfigError: As the constructor.

@@ -66,7 +66,7 @@ class PatchEmbedding(nn.Module):
     def draw(self, initializer: Initializer, *, like_linear: bool = True) -> None:
         """Initialize the weight; the bias is 0.
 
-        `like_linear`: as a matrix (H, inputs), also that of a convolution.
+        `like_linear`: as a matrix (H, inputs), also in a convolution.
         """
         weight = self.projection.weight
         initializer(weight.flatten(1) if like_linear else weight)

@@ -1,6 +1,6 @@
 """Positions of smaller images, interpolated from the table of a model's own size.
 
-Dimension letters: R rows and K columns of patches of the model, r and k those of the smaller
+Dimension letters: R rows and K columns of patches of the model, r and k of the smaller
 images, H hidden size.
 """
 
@@ -23,7 +23,7 @@ class LocalPositions(nn.Module):
 
     Args:
         grid: Rows and columns of patches of the model.
-        local: Those of the smaller images.
+        local: Rows and columns of patches of the smaller images.
     """
 
     rows: Tensor  # (r, R)
@@ -61,7 +61,7 @@ class LocalPositions(nn.Module):
 def axis_weights(num: int, new: int, offset: float, *, antialias: bool) -> Tensor:
     """Return the weights of `num` places in `new` interpolated ones, on the host.
 
-    Those of torch's bicubic interpolation with the scale factor (new + offset) / num; with an
+    As in torch's bicubic interpolation with the scale factor (new + offset) / num; with an
     offset of 0, new / num exactly.
 
     Shapes:

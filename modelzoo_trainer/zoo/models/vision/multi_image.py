@@ -26,7 +26,7 @@ class InterpolationSettings:
 
     Args:
         local_patch_dims: Rows and columns of patches of the smaller images.
-        interpolate_offset: Added to them when their ratios to those of the model are computed, less
+        interpolate_offset: Added to them when their ratios to the model's are computed, less
             than 1.
         antialias: Whether the interpolation averages over the patches that one covers.
     """
@@ -95,10 +95,10 @@ class MultiImageViT(nn.Module):
     def forward(
         self, images: Tensor, labels: None = None, masked: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return all states, and those of the class token.
+        """Return all states, and the states of the class token.
 
         Args:
-            images: Of the model's size, or of that of its smaller images.
+            images: Of the model's size, or of the size of its smaller images.
             labels: Not used.
             masked: Which patches are replaced by the token for masked ones; None = none.
 

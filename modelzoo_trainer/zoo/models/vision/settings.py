@@ -26,12 +26,12 @@ _CHANNEL_PARTS = 4  # sine and cosine of rows and of columns
 
 
 class LocalGrid(NamedTuple):
-    """Smaller images of a model, whose positions are interpolated from those of its own size.
+    """Smaller images of a model, whose positions are interpolated from its own size's.
 
     Args:
         rows: Patches in a column of such an image.
         columns: Patches in a row.
-        offset: Added to rows and columns when their ratios to those of the model are computed.
+        offset: Added to rows and columns when their ratios to the model's are computed.
         antialias: Whether the interpolation averages over the patches that one covers.
     """
 
@@ -51,7 +51,7 @@ class VisionSettings:
         num_hidden_layers: Number of layers.
         num_heads: Number of attention heads.
         filter_size: Hidden width of the feed-forward layers.
-        image_size: Height and width of the images, in pixels; multiples of those of `patch_size`.
+        image_size: Height and width of the images, in pixels; multiples of `patch_size`.
         patch_size: Height and width of a patch, in pixels.
         num_channels: Channels of the images.
         use_conv_patchified_embedding: Whether the patches are embedded by a convolution, instead of
@@ -78,9 +78,9 @@ class VisionSettings:
         layerscale_value: Initial value of a trained factor per channel on the output of attention
             and of the feed-forward network; null = no such factor.
         stochastic_depth_drop_prob: Probability in training that the last layer drops the output of
-            attention, and that of the feed-forward network; kept ones are divided by 1 - it.
+            attention, and the output of the feed-forward network; kept ones are divided by 1 - it.
         stochastic_depth_drop_prob_schedule: `linear`: the probability grows from 0 in the first
-            layer; `constant`: all layers have that of the last one.
+            layer; `constant`: all layers have the last one's.
         stochastic_depth_mode: Whether each image of a `batch` is dropped with the others, or each
             `row` on its own.
         use_encoder_pooler_layer: Whether the state of the class token has a layer before the head.

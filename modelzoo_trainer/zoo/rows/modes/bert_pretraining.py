@@ -22,7 +22,7 @@ class BertPretrainingMode:
     All `token_type_ids` are 0: a document is one segment.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         tokenizer: Of the run.
 
     Raises:

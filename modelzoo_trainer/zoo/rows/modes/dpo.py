@@ -35,7 +35,7 @@ class DpoMode:
     loss, up to the end that the template writes.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         tokenizer: Of the run.
 
     Raises:

@@ -53,13 +53,13 @@ class _Piece:
 
 
 class FillInTheMiddleMode:
-    """Rows of documents one after the other, of which some are rearranged within their row.
+    """Rows of documents one after the other; some documents are rearranged within their row.
 
     The documents of a unit of the input are packed; the last row of a unit is padded. A document
     that becomes longer loses the end of its suffix, then the start of its prefix.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         tokenizer: Has an EOS token and the three tokens of `fim_*_tok`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Mode `finetuning`: prompts with completions, and chats, of which only the answers are learned."""
+"""Mode `finetuning`: prompts with completions, and chats; only the answers are learned."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FinetuningMode:
     them; if the template has `{% generation %}` blocks, those in the blocks.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         tokenizer: Has an EOS token.
         truncation: Of documents that are too long; None = `dataset.truncate_to_msl`.
 
@@ -269,7 +269,7 @@ def _is_empty(turns: Sequence[Turn], texts: Sequence[Sequence[str]]) -> bool:
 
 
 def _unusable(weights: Array, size: int, shortest: int) -> str | None:
-    """Return why no row is made of a sequence of `size` tokens, of which these weights are kept."""
+    """Return why no row is made of a sequence of `size` tokens if these weights are kept."""
     if size < max(2, shortest):
         return "too short"
     if len(weights) == 0:
@@ -278,7 +278,7 @@ def _unusable(weights: Array, size: int, shortest: int) -> str | None:
 
 
 def _places_of_blocks(found: Located) -> list[Place]:
-    """Return the places of all regions, of no weight, and those of the blocks, which count."""
+    """Return the places of all regions, of no weight, and of the blocks, which count."""
     places = [Place(span.start, span.stop, span.turn, 0) for span in found.spans]
     for start, stop in found.generated:
         inside = [span.turn for span in found.spans if span.start < stop and start < span.stop]

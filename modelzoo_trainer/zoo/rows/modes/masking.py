@@ -35,7 +35,7 @@ class MaskedMode:
     predicted tokens alone, then their positions and 1 for each.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         tokenizer: Has a mask token.
 
     Raises:

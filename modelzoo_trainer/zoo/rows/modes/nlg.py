@@ -23,7 +23,7 @@ class NlgMode:
     """One document in each row; the completion counts in the loss; 0 fills the row.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         tokenizer: The one that made the ids, whose vocabulary they must fit.
     """
 

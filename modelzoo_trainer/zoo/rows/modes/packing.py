@@ -46,7 +46,7 @@ def single_rows(sequences: Sequence[Weighted], length: int, pad_id: int) -> Rows
 def packed_rows(sequences: Sequence[Weighted], length: int, pad_id: int) -> Rows:
     """Return rows of several sequences that do not attend to each other; see `VSL_FEATURES`.
 
-    Arguments are those of `single_rows`.
+    Arguments are as for `single_rows`.
 
     Shapes:
         `data`: (N, 5, S) int32.

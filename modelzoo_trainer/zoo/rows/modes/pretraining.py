@@ -31,7 +31,7 @@ class PretrainingMode:
     is predicted once. With `pack_sequences: false` the last row of each document is padded.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         tokenizer: Has an EOS token.
 
     Raises:

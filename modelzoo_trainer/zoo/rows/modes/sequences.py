@@ -72,7 +72,7 @@ class RegionRules:
     `{region: value}` for all roles.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         counted: Roles that count in the loss by default; None = all.
 
     Raises:

@@ -31,7 +31,7 @@ class Truncation:
     keeps_end: bool = True
     """Whether a prompt loses its start instead of its end."""
     max_turn_length: int | None = None
-    """Tokens that a cut prompt keeps; None = those of a row."""
+    """Tokens that a cut prompt keeps; None = a row's."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Truncation:
@@ -94,7 +94,7 @@ class WholeAnswers:
     3. If the answer does not fit even so, it loses its end; the prompts then keep at most half of
        the row.
 
-    A document of which no token of an answer fits is skipped.
+    A document is skipped if no token of an answer fits.
     """
 
     keeps_end: bool

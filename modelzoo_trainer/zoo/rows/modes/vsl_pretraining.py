@@ -25,7 +25,7 @@ class VslPretrainingMode:
     """Rows of whole documents, each with EOS; a long one is cut into pieces that lose no token.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         tokenizer: Has an EOS token.
 
     Raises:

@@ -1,6 +1,6 @@
 """Read hooks: from an entry of a file to the turns of a document.
 
-A hook is a function `hook(entry, **read_hook_kwargs)`. The published names are those of the
+A hook is a function `hook(entry, **read_hook_kwargs)`. The published names are the names of the
 functions here; any other path is imported.
 """
 
@@ -28,7 +28,7 @@ from modelzoo_trainer.zoo.rows.turns import turns_of
 _PUBLISHED: Final = re.compile(
     r"(?:cerebras\.)?modelzoo\..*\bhooks|modelzoo_trainer\.preprocessing\.hooks"
 )
-"""Modules whose functions are those of this module."""
+"""Modules with the same functions as this module."""
 _OLDER: Final = "data_keys"
 _NOT_SUPPORTED: Final = {
     "pretraining_image_captions_hook",

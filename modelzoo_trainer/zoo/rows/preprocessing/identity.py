@@ -21,7 +21,7 @@ def identity_of(settings: Settings, work: UnitWork, inputs: str) -> dict[str, st
     Modules that a user's module imports are not covered.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         work: Has the objects that are made of them.
         inputs: Fingerprint of the input files.
     """

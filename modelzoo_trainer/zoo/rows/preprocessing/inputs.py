@@ -163,7 +163,7 @@ def _below(source: Any) -> list[Input]:
 
 
 def _walked(root: Path) -> list[Path]:
-    """Return all files below a folder, also those of linked folders, but no folder twice in a path.
+    """Return all files below a folder, also in linked folders, but no folder twice in a path.
 
     Raises:
         ConfigError: If a folder cannot be listed.

@@ -67,7 +67,8 @@ class Pool:
     """Worker processes; with one, the work is done in this process.
 
     Args:
-        settings: Those of the run; `setup.processes` is the number of processes that tokenize.
+        settings: The settings of the run; `setup.processes` is the number of processes that
+            tokenize.
     """
 
     def __init__(self, settings: Settings) -> None:

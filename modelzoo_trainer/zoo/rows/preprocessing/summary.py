@@ -40,7 +40,7 @@ def params_text(
     """Return the content of `data_params.json`, with nothing of this machine.
 
     Args:
-        settings: Those of the run.
+        settings: The settings of the run.
         facts: Of the folder.
         features: Names of the second dimension of `data`.
         ids: `eos_id`, `pad_id` and `vocab_size`.

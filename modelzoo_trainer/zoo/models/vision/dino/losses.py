@@ -94,7 +94,7 @@ class CenteredLoss(nn.Module):
 
     @torch.no_grad()
     def collect(self, sums: Tensor, count: Tensor | int) -> None:
-        """Add scores of the teacher to those of this step, in training.
+        """Add scores of the teacher to this step's scores, in training.
 
         Args:
             sums: Their sum, (K,).
@@ -142,8 +142,8 @@ class DistillationLoss(CenteredLoss):
 
         Args:
             student: Scores of the student for the global views.
-            teacher: Those of the teacher.
-            local: Those of the student for the local views, if there are any.
+            teacher: Scores of the teacher.
+            local: Scores of the student for the local views, if there are any.
 
         Shapes:
             student, teacher: (B, G, K). local: (B, L, K).
@@ -188,7 +188,7 @@ class PatchLoss(CenteredLoss):
 
         Args:
             teacher: Scores of the teacher for the class token and the patches.
-            student: Those of the student.
+            student: Scores of the student.
             masked: Which patches the student did not see.
 
         Shapes:

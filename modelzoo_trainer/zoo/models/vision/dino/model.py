@@ -87,15 +87,15 @@ class Parts(nn.Module):
 
 
 class Dino(nn.Module):
-    """Trunks, heads and losses of images, such as those of a student and of its teacher.
+    """Trunks, heads and losses of images, such as a student's and its teacher's.
 
     Each part is called once for each list in its `forward_args`, whose entries are null, an entry
     of the batch (`ssl_transform.output('global_view')`), or an output of an earlier part
     (`heads.output(1, 0, 0)`: part, call, output). A trunk `MultiImageViTModel` gets images, null,
-    and masks or null; it returns all states, and those of the class token. A head `DinoHead` gets
-    and returns one tensor. `DinoDistillationLoss` gets scores of the student and of the teacher
-    for global views, and those of the student for local ones; `iBOTPatchLoss` scores of the teacher
-    and of the student for all states, and the masks.
+    and masks or null; it returns all states, and the states of the class token. A head `DinoHead`
+    gets and returns one tensor. `DinoDistillationLoss` gets scores of the student and of the
+    teacher for global views, and scores of the student for local ones; `iBOTPatchLoss` scores of
+    the teacher and of the student for all states, and the masks.
 
     After each optimizer step, the trainer calls `end_step`: centres move to the mean over all
     samples of the step, and teachers to their students.
