@@ -169,7 +169,7 @@ class Trainer(NotCopied, InterceptableMethods):
     is_log_step: bool = True
     """Whether metrics that are logged now reach the loggers."""
     hooks: HookTable
-    """Calls the hooks of the callbacks; within a batch, those of its kind of step."""
+    """Calls the hooks of the callbacks; within a batch, the hooks of its kind of step."""
     rehearses: bool = False
     """Whether this batch is traced as on a log step, so that its graph is compiled early."""
     val_micro_batch_size: int | None = None

@@ -101,7 +101,7 @@ def load(path: Path, *, keys: Collection[str] | None = None) -> dict[str, Any]:
 
     Args:
         path: The checkpoint.
-        keys: Keys of the state to load, of which only the files are read; None = all.
+        keys: Keys of the state to load; only their files are read. None = all.
 
     Raises:
         CheckpointError: If it is damaged, has an unknown version, or is not a checkpoint.
