@@ -33,7 +33,6 @@ MOVED: Final = MappingProxyType(
         "launch": "cli.ray_worker",
         "loggers.logger": "hooks.logger",
         "models": "zoo.models",
-        "models.freezing": "core.parts.freezing",
         "models.shared_weights": "core.parts.shared_weights",
         "models.sync_batch_norm": "core.parts.sync_batch_norm",
         "planning": "tools.planning",

@@ -17,9 +17,9 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.base.constraints import Call
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
-from modelzoo_trainer.core.parts.freezing import in_evaluation_mode, set_training_mode
 from modelzoo_trainer.core.parts.model_call import ModelCalls
 from modelzoo_trainer.core.parts.shared_weights import with_shared
+from modelzoo_trainer.core.parts.training_mode import in_evaluation_mode, set_training_mode
 from modelzoo_trainer.errors import (
     OF_ANOTHER_RUN,
     ONLY_WHAT_FITS,

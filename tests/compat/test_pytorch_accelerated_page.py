@@ -84,7 +84,7 @@ def test_arguments_that_have_other_names_are_there(name) -> None:
     assert set(ours) <= inspect.signature(getattr(callbacks, name)).parameters.keys()
 
 
-@pytest.mark.parametrize("name", ["optim.SCHEDULERS", "core.parts.freezing.ModelFreezer"])
+@pytest.mark.parametrize("name", ["optim.SCHEDULERS", "zoo.models.freezing.ModelFreezer"])
 def test_what_it_names_of_modules_is_there(name) -> None:
     assert f"`{name}`" in TEXT
     module, _, attribute = name.rpartition(".")

@@ -17,10 +17,10 @@ from modelzoo_trainer import Callback, Checkpoint, ConfigError, MixedPrecision, 
 from modelzoo_trainer.callbacks.load_checkpoint_states import LoadCheckpointStates
 from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.save_checkpoint_state import SaveCheckpointState
-from modelzoo_trainer.core.parts.freezing import ModelFreezer
 from modelzoo_trainer.optim.composed import SequentialLR
 from modelzoo_trainer.optim.decay import CosineDecayLR, LinearLR
 from modelzoo_trainer.optim.weight_decay import CosineDecayWD
+from modelzoo_trainer.zoo.models.freezing import ModelFreezer
 from tests.doubles import (
     History,
     Scale,

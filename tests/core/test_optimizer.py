@@ -10,11 +10,11 @@ import torch
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from modelzoo_trainer import Callback, Checkpoint
-from modelzoo_trainer.core.parts.freezing import ModelFreezer
 from modelzoo_trainer.core.parts.optimizer_facts import check_shapes, names_of, settings_of
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.optim import OPTIMIZERS
 from modelzoo_trainer.optim.param_groups import make_param_groups
+from modelzoo_trainer.zoo.models.freezing import ModelFreezer
 from tests.doubles import TinyModel, tiny_batches
 
 BATCHES = tiny_batches(20)

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.callback import Callback
-from modelzoo_trainer.core.parts.freezing import in_evaluation_mode
+from modelzoo_trainer.core.parts.training_mode import in_evaluation_mode
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.data.tokenization import END_OF_TEXT
 

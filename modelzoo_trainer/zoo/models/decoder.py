@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from modelzoo_trainer.base.constraints import NonNegative, NonNegativeSize, Size, checked
-from modelzoo_trainer.core.parts.freezing import in_evaluation_mode
+from modelzoo_trainer.core.parts.training_mode import in_evaluation_mode
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.context import (
     Context,

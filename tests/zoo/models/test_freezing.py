@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from modelzoo_trainer.core.parts.freezing import ModelFreezer, set_training_mode
+from modelzoo_trainer.core.parts.training_mode import set_training_mode
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.models.freezing import ModelFreezer
 
 NAMES = ["stem", "blocks.0", "blocks.1", "norm", "head"]
 

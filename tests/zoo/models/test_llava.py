@@ -11,8 +11,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from backends.blocks import checkpoint_activations
-from modelzoo_trainer.core.parts.freezing import ModelFreezer
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.models.freezing import ModelFreezer
 from modelzoo_trainer.zoo.models.masks import visible_keys
 from modelzoo_trainer.zoo.models.multimodal.llava import Llava
 from tests.zoo.models.llava_cases import (

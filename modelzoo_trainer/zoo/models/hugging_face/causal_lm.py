@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from modelzoo_trainer.base.constraints import Flag, NonNegative, NonNegativeSize, Size, checked
 from modelzoo_trainer.base.dtypes import Float
-from modelzoo_trainer.core.parts.freezing import in_evaluation_mode
+from modelzoo_trainer.core.parts.training_mode import in_evaluation_mode
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.hugging_face.labels import begin_again, num_next, num_repeated
 from modelzoo_trainer.zoo.models.generation import draw_next, extend_tokens

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 
 from torch import Tensor
 
-from modelzoo_trainer.core.parts.freezing import freeze_for_good
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.models.freezing import freeze_for_good
 from modelzoo_trainer.zoo.models.multimodal.reading import check_name, read_settings
 from modelzoo_trainer.zoo.models.vision.classifier import published_name
 from modelzoo_trainer.zoo.models.vision.encoder import VisionEncoder

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import FiniteFloat, check, checked
-from modelzoo_trainer.core.parts.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.models.bert.encoder import Step
+from modelzoo_trainer.zoo.models.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.zoo.models.language_loss import LossScaling
 from modelzoo_trainer.zoo.models.multimodal.image_model import (
     SelectMode,

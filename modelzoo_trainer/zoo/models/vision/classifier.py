@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import Fraction, Size, checked
-from modelzoo_trainer.core.parts.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.bert.encoder import Step, draw_weight
+from modelzoo_trainer.zoo.models.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.zoo.models.initializers import truncated_normal
 from modelzoo_trainer.zoo.models.language_loss import mean_loss, num_counted, token_accuracy
 from modelzoo_trainer.zoo.models.published_names import renamed

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from modelzoo_trainer.core.parts.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.bert.encoder import Step
+from modelzoo_trainer.zoo.models.freezing import check_patterns, freeze_matching
 from modelzoo_trainer.zoo.models.vision import classifier
 from modelzoo_trainer.zoo.models.vision.dino.head import DinoHead
 from modelzoo_trainer.zoo.models.vision.dino.losses import CenteredLoss, DistillationLoss, PatchLoss

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,12 +17,10 @@ from torch.nn import (
     SyncBatchNorm,
 )
 
+from modelzoo_trainer.core.parts.training_mode import STAYS_EVAL
 from modelzoo_trainer.errors import ConfigError
 
 _BATCH_NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
-_STAYS_EVAL: Final = (
-    "_stays_in_evaluation_mode"  # of a module: whether it keeps its mode in training
-)
 _STAYS_FROZEN: Final = "_stays_frozen"  # of a module: whether its own parameters are never trained
 
 
@@ -102,7 +99,7 @@ class ModelFreezer:
                 param.requires_grad_(False)
             if set_modules_as_eval:
                 module.training = False
-                vars(module)[_STAYS_EVAL] = True
+                vars(module)[STAYS_EVAL] = True
 
     def unfreeze(
         self, from_index: int = -1, to_index: int = 0, set_modules_as_training: bool = True
@@ -132,7 +129,7 @@ class ModelFreezer:
         if set_modules_as_training:
             for module in self._modules(first, last):
                 module.training = True
-                vars(module).pop(_STAYS_EVAL, None)
+                vars(module).pop(STAYS_EVAL, None)
         return thawed
 
     def _modules(self, first: int, last: int) -> Iterator[Module]:
@@ -156,26 +153,6 @@ class ModelFreezer:
                 f"{-num} to {num - 1}."
             )
         return given % num
-
-
-def set_training_mode(model: Module) -> None:
-    """Put a model into training mode, except modules that were frozen in eval mode."""
-    model.train()
-    for module in model.modules():
-        if vars(module).get(_STAYS_EVAL, False):
-            module.training = False
-
-
-@contextmanager
-def in_evaluation_mode(model: Module) -> Iterator[None]:
-    """Context manager for eval mode; afterwards each module has its previous mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _groups_of(model: Module) -> Iterator[LayerGroup]:
