@@ -820,8 +820,9 @@ class Trainer(NotCopied, InterceptableMethods):
 
     def rebuild_hooks(self) -> None:
         """Rebuild the hook tables and reattach interceptors."""
+        is_quiet = vars(self).get("hooks") is self.callbacks.quiet_hooks
         self.callbacks.rebuild()
-        self.hooks = self.callbacks.log_hooks
+        self.hooks = self.callbacks.quiet_hooks if is_quiet else self.callbacks.log_hooks
         self.interceptors.place(global_pairs())
 
     def add_callback(self, callback: Any) -> CallbackHandle:

@@ -350,6 +350,16 @@ def test_a_step_keeps_its_hook_table_and_log_steps_have_one(trainer_of) -> None:
     }
 
 
+def test_a_callback_that_leaves_within_a_step_makes_it_no_log_step(trainer_of) -> None:
+    class Leaves(Callback):
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            trainer.remove_callback(self)
+
+    begins = Begins()
+    trainer_of(Leaves(), begins, logging=Logging(log_steps=2)).fit(tiny_batches(3))
+    assert begins.ends == [2, 3]
+
+
 @pytest.mark.parametrize("others", [[], [Begins()]], ids=["alone", "with others"])
 def test_a_logger_that_stops_the_run_between_steps_lets_the_next_one_end(
     trainer_of, others
@@ -393,3 +403,8 @@ def test_loggers_that_are_equal_are_two(trainer_of) -> None:
     first, second = Equal(), Equal()
     trainer_of(first, loggers=[second, first], logging=Logging()).fit(tiny_batches(2))
     assert first.steps == second.steps == [1, 2]
+
+
+def test_metric_log_is_another_name_of_logging(trainer_of) -> None:
+    trainer = trainer_of()
+    assert trainer.metric_log is trainer.logging
