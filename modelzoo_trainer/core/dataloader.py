@@ -93,6 +93,7 @@ class DataLoaderCallback(CoreCallback):
         self._data: TrainData | None = None
         self._max_batches: int | None = None
         self._batches: EpochIterator | None = None
+        self._host_seed: int | None = None  # of the current epoch
         self._was_loaded = False
         self._restores = False
         self._loader_state: LoaderState | None = None
@@ -209,7 +210,7 @@ class DataLoaderCallback(CoreCallback):
         if self._batches is None:
             self._batches = self._begin(trainer)
             self.begins_epoch = False
-        begun, data = self._batches, self._of_fit
+        begun = self._batches
         try:
             batch, self.is_last, idx = next(begun.items)
         except StopIteration:
@@ -217,8 +218,8 @@ class DataLoaderCallback(CoreCallback):
         if self._labels is not None:
             labels, self._labels = self._labels, None
             labels.require_any(trainer.backend.comm)
-        if data.host_seed is not None:
-            seed_generators(mixed(data.host_seed, idx, self._parts))
+        if self._host_seed is not None:
+            seed_generators(mixed(self._host_seed, idx, self._parts))
         self.ends_batch = begun.ends_batch
         if self.ends_batch:
             self.batch_idx = idx + 1
@@ -256,6 +257,7 @@ class DataLoaderCallback(CoreCallback):
             restores=self._restores,
             needs_sizes=self.micro_batch_size is not None,
         )
+        self._host_seed = data.host_seed
         facts = data.facts()
         if self._restores:
             warn_of_changes(self._facts, facts)
