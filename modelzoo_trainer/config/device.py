@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
+from modelzoo_trainer.base.constraints import checked_dataclass
 from modelzoo_trainer.base.user_modules import is_path
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.components import check_plain
@@ -26,39 +27,41 @@ from modelzoo_trainer.zoo.callbacks.csx_flags import flag_problem, is_flag
 FOREIGN: Final = "csx"  # Cerebras hardware, not supported
 
 
-def _cluster_config(  # noqa: PLR0913  # the section's keys
-    num_csx: int | None = None,
-    max_wgt_servers: int | None = None,
-    max_act_per_csx: int | None = None,
-    num_workers_per_csx: int | None = None,
-    mount_dirs: str | list[str] | None = None,
-    python_paths: str | list[str] | None = None,
-    mgmt_address: str | None = None,
-    mgmt_namespace: str | None = None,
-    credentials_path: str | None = None,
-    cbcore_image: str | None = None,
-    job_labels: list[str] | None = None,
-    job_priority: str | None = None,
-    job_time_sec: int | None = None,
-    disable_version_check: bool | None = None,
-    workflow_id: str | None = None,
-) -> None:
-    """Take the keys of `cluster_config`."""
+@checked_dataclass
+class ClusterConfig:
+    """The keys of `cluster_config`, without effect here."""
+
+    num_csx: int | None = None
+    max_wgt_servers: int | None = None
+    max_act_per_csx: int | None = None
+    num_workers_per_csx: int | None = None
+    mount_dirs: str | list[str] | None = None
+    python_paths: str | list[str] | None = None
+    mgmt_address: str | None = None
+    mgmt_namespace: str | None = None
+    credentials_path: str | None = None
+    cbcore_image: str | None = None
+    job_labels: list[str] | None = None
+    job_priority: str | None = None
+    job_time_sec: int | None = None
+    disable_version_check: bool | None = None
+    workflow_id: str | None = None
 
 
-def _options(  # noqa: PLR0913  # the section's keys
-    compile_dir: str | None = None,
-    compile_only: bool | None = None,
-    validate_only: bool | None = None,
-    cluster_config: dict[str, Any] | None = None,
-    artifact_dir: str | None = None,
-    enable_distributed: bool | None = None,
-    main_process_id: int | None = None,
-    dist_backend: str | None = None,
-    init_method: str | None = None,
-    sync_batchnorm: bool | None = None,
-) -> None:
-    """Take the options that the format has for Cerebras hardware; without effect here."""
+@checked_dataclass
+class CerebrasOptions:
+    """The options of `backend` that the format has for Cerebras hardware, without effect here."""
+
+    compile_dir: str | None = None
+    compile_only: bool | None = None
+    validate_only: bool | None = None
+    cluster_config: dict[str, Any] | None = None
+    artifact_dir: str | None = None
+    enable_distributed: bool | None = None
+    main_process_id: int | None = None
+    dist_backend: str | None = None
+    init_method: str | None = None
+    sync_batchnorm: bool | None = None
 
 
 def check_device(
@@ -106,7 +109,7 @@ def check_device(
 
 def _take_out_foreign(backend: Place, problems: Problems) -> dict[str, Any]:
     """Return the options, without Cerebras hardware's, which are checked and noted."""
-    known = schema_of(_options).parameters
+    known = schema_of(CerebrasOptions).parameters
     foreign: dict[Any, Entry] = {}
     own: dict[str, Any] = {}
     for key, place in backend.pairs():
@@ -119,10 +122,10 @@ def _take_out_foreign(backend: Place, problems: Problems) -> dict[str, Any]:
         else:
             own[key] = to_plain(place.node)
     there = Place(Mapping(foreign, backend.node.at), backend.path, backend.key_at)
-    check_arguments(there, schema_of(_options, owner="backend"), problems)
+    check_arguments(there, schema_of(CerebrasOptions, owner="backend"), problems)
     cluster = backend.key("cluster_config")
     if cluster is not None and isinstance(cluster.node, Mapping):
-        schema = schema_of(_cluster_config, owner="cluster_config")
+        schema = schema_of(ClusterConfig, owner="cluster_config")
         check_arguments(cluster, schema, problems)
     set_keys = [key for key, entry in foreign.items() if not is_null(entry.node)]
     if set_keys:
