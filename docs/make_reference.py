@@ -40,6 +40,7 @@ from modelzoo_trainer.core.parts.core_callbacks import core_callbacks
 from modelzoo_trainer.core.parts.predictions import Predictions
 from modelzoo_trainer.core.parts.results import RunResult
 from modelzoo_trainer.core.parts.summaries import summarize_scalar, summarize_tensor
+from modelzoo_trainer.hooks.foreign import OF_CEREBRAS
 from modelzoo_trainer.hooks.spec import HOOKS
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
 from modelzoo_trainer.tools.foreign_configs.tables import FOREIGN_KEYS
@@ -299,12 +300,16 @@ def hooks_page() -> str:
         "of the device, use files or the network, or branch on a value: use `trainer.log_metrics` "
         "or `trainer.read`.",
         "",
+        "*added*: not a hook of the Cerebras Model Zoo.",
+        "",
     ]
     for name, declared in HOOKS.items():
         if declared.default.__qualname__.split(".")[0] != "Callback":
             continue
         lines += [f"## {name}", ""]
-        lines += [f"`{name}({', '.join(declared.parameters)})`, *{declared.phase.value}*", ""]
+        added = "" if name in OF_CEREBRAS else ", *added*"
+        call = f"`{name}({', '.join(declared.parameters)})`"
+        lines += [f"{call}, *{declared.phase.value}*{added}", ""]
         lines += [" ".join(declared.doc.split()), ""]
         if core.get(name):
             lines += ["Core: " + ", ".join(f"`{who}`" for who in core[name]), ""]
@@ -615,13 +620,24 @@ def tidy(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
 
+def with_lifecycle(page: str, trace: str) -> str:
+    """Return the page on how it works with the trace of a run as its lifecycle."""
+    before, start, rest = page.partition("<!-- lifecycle -->\n```text\n")
+    return before + start + trace + "```" + rest.partition("```")[2]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "reference")
+    docs = Path(__file__).parent
+    parser.add_argument("folder", nargs="?", type=Path, default=docs / "reference")
     folder: Path = parser.parse_args().folder
     folder.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (folder / name).write_text(tidy(page()), encoding="utf-8")
+    if folder == docs / "reference":
+        path = docs / "how_it_works.md"
+        trace = (docs.parent / "tests/golden/fit_hooks.txt").read_text(encoding="utf-8")
+        path.write_text(with_lifecycle(path.read_text(encoding="utf-8"), trace), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -68,3 +68,22 @@ MEANING: Final = {
     "state": ("state_dict",),
 }
 """For each parameter of other trainers' hooks: the parameters here that have this meaning."""
+
+OF_CEREBRAS: Final = frozenset(
+    {
+        *("pre_setup", "setup", "post_setup", "finalize", "on_enter_fit", "on_fit_start"),
+        *("on_fit_end", "on_fit_exception", "on_enter_train", "on_train_start", "on_train_end"),
+        *("on_train_exception", "on_train_step_start", "on_train_step_end", "on_train_batch_start"),
+        *("on_train_batch_end", "run_validation", "on_enter_validate", "on_validate_start"),
+        *("on_validate_end", "on_validate_exception", "on_validate_step_start"),
+        *("on_validate_step_end", "on_validate_batch_start", "on_validate_batch_end"),
+        *("on_enter_validate_all", "on_before_forward", "on_after_forward", "on_before_backward"),
+        *("on_after_backward", "on_before_optimizer_step", "on_after_optimizer_step"),
+        *("on_before_optimizer_zero_grad", "on_after_optimizer_zero_grad"),
+        *("on_before_scheduler_step", "on_after_scheduler_step", "on_save_checkpoint"),
+        *("on_save_trainer_state", "on_after_save_trainer_state", "postprocess_checkpoint"),
+        *("on_after_save_checkpoint", "on_before_load_checkpoint", "preprocess_checkpoint"),
+        *("on_load_checkpoint", "on_load_trainer_state"),
+    }
+)
+"""Hooks that the trainer of the Cerebras Model Zoo has too; all others are additions."""

@@ -190,6 +190,26 @@ def test_a_window_that_a_stop_cuts_off_is_taken_again_as_a_whole(tmp_path, num, 
     assert differing(weights_of(resumed), weights_of(whole)) == []
 
 
+def test_callbacks_drop_what_they_collected_of_a_window_that_a_stop_cuts_off(tmp_path) -> None:
+    class Collecting(Callback):
+        def __init__(self):
+            self.held: list[int] = []
+            self.dropped: list[list[int]] = []
+
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            self.held.append(batch_idx)
+
+        def on_step_committed(self, trainer):
+            self.held.clear()
+
+        def on_step_discarded(self, trainer):
+            self.dropped.append(self.held.copy())
+
+    collecting = Collecting()
+    runs(tmp_path, StopAfter(5), collecting, name="cut").fit(uneven())
+    assert collecting.dropped == [[3, 4]]
+
+
 def test_an_exception_in_a_window_leaves_no_gradients(tmp_path) -> None:
     class Fail(Callback):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):

@@ -11,73 +11,6 @@ from modelzoo_trainer.callback import check_callback
 from modelzoo_trainer.hooks.foreign import INSTEAD
 from modelzoo_trainer.hooks.spec import Phase, hook
 
-# The hooks of the Cerebras Model Zoo's trainer, with what they take after `self`.
-ORIGINAL = {
-    "pre_setup": "trainer",
-    "setup": "trainer",
-    "post_setup": "trainer",
-    "finalize": "",
-    "on_enter_fit": "trainer stack train_dataloader val_dataloader loop",
-    "on_fit_start": "trainer train_dataloader val_dataloader loop",
-    "on_fit_end": "trainer loop",
-    "on_fit_exception": "trainer exception",
-    "on_enter_train": "trainer stack train_dataloader loop loop_idx",
-    "on_train_start": "trainer model train_dataloader loop loop_idx",
-    "on_train_end": "trainer model loop loop_idx",
-    "on_train_exception": "trainer exception",
-    "on_train_step_start": "trainer model batch",
-    "on_train_step_end": "trainer model outputs batch",
-    "on_train_batch_start": "trainer model batch batch_idx",
-    "on_train_batch_end": "trainer model outputs batch batch_idx",
-    "run_validation": "trainer loop_idx is_last",
-    "on_enter_validate": "trainer stack val_dataloader loop",
-    "on_validate_start": "trainer model val_dataloader loop",
-    "on_validate_end": "trainer model loop",
-    "on_validate_exception": "trainer exception",
-    "on_validate_step_start": "trainer model batch",
-    "on_validate_step_end": "trainer model outputs batch",
-    "on_validate_batch_start": "trainer model batch batch_idx",
-    "on_validate_batch_end": "trainer model outputs batch batch_idx",
-    "on_enter_validate_all": "trainer stack val_dataloaders loop ckpt_paths",
-    "on_before_forward": "trainer model batch args kwargs",
-    "on_after_forward": "trainer model outputs batch",
-    "on_before_backward": "trainer model outputs",
-    "on_after_backward": "trainer model outputs",
-    "on_before_optimizer_step": "trainer model optimizer",
-    "on_after_optimizer_step": "trainer model optimizer",
-    "on_before_optimizer_zero_grad": "trainer model optimizer",
-    "on_after_optimizer_zero_grad": "trainer model optimizer",
-    "on_before_scheduler_step": "trainer model optimizer scheduler",
-    "on_after_scheduler_step": "trainer model optimizer scheduler",
-    "on_save_checkpoint": "trainer state_dict",
-    "on_save_trainer_state": "trainer state_dict",
-    "on_after_save_trainer_state": "trainer trainer_state_file",
-    "postprocess_checkpoint": "trainer state_dict",
-    "on_after_save_checkpoint": "trainer ckpt_path",
-    "on_before_load_checkpoint": "trainer ckpt_path",
-    "preprocess_checkpoint": "trainer state_dict",
-    "on_load_checkpoint": "trainer state_dict",
-    "on_load_trainer_state": "trainer state_dict",
-}
-ADDED = {
-    "on_train_epoch_start": "trainer epoch",
-    "on_train_epoch_end": "trainer epoch",
-    "on_step_boundary": "trainer",
-    "on_metrics": "trainer metrics step",
-    "on_predict_start": "trainer model dataloader loop",
-    "on_predict_end": "trainer model loop",
-    "on_predict_batch_start": "trainer model batch batch_idx",
-    "on_predict_batch_end": "trainer model outputs batch batch_idx",
-    "on_predict_step_start": "trainer model batch",
-    "on_predict_step_end": "trainer model outputs batch",
-    "on_interrupt": "trainer reason",
-    "on_train_ready": "trainer",
-    "on_step_committed": "trainer",
-    "on_step_discarded": "trainer",
-    "on_rollback": "trainer ckpt_path",
-    "on_fit_committed": "trainer loop",
-}
-
 
 @pytest.fixture
 def _declared_as_before() -> Iterator[None]:
@@ -85,37 +18,6 @@ def _declared_as_before() -> Iterator[None]:
     yield
     HOOKS.clear()
     HOOKS.update(before)
-
-
-def of_phase(phase: Phase) -> set[str]:
-    return {name for name, declared in HOOKS.items() if declared.phase is phase}
-
-
-def test_there_are_the_45_hooks_of_the_original_and_ours() -> None:
-    declared = {name: " ".join(spec.parameters) for name, spec in HOOKS.items()}
-    assert declared == ORIGINAL | ADDED
-    assert len(ORIGINAL) == 45
-
-
-def test_the_hooks_inside_the_traced_step_are_these() -> None:
-    assert of_phase(Phase.STEP) == {
-        *("on_train_step_start", "on_train_step_end"),
-        *("on_validate_step_start", "on_validate_step_end"),
-        *("on_predict_step_start", "on_predict_step_end"),
-        *("on_before_forward", "on_after_forward", "on_before_backward", "on_after_backward"),
-        *("on_before_optimizer_step", "on_after_optimizer_step"),
-        *("on_before_optimizer_zero_grad", "on_after_optimizer_zero_grad"),
-        *("on_before_scheduler_step", "on_after_scheduler_step"),
-    }
-
-
-def test_the_hooks_on_the_host_between_two_steps_are_these() -> None:
-    assert of_phase(Phase.BATCH) == {
-        *("on_train_batch_start", "on_train_batch_end", "on_step_boundary", "on_metrics"),
-        *("on_step_committed", "on_step_discarded"),
-        *("on_validate_batch_start", "on_validate_batch_end"),
-        *("on_predict_batch_start", "on_predict_batch_end"),
-    }
 
 
 def test_every_hook_is_documented() -> None:
