@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from modelzoo_trainer import callbacks, checkpointing, loggers
+from modelzoo_trainer import checkpointing, loggers
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.config.loader import read_file
 from modelzoo_trainer.config.positions import to_plain
-from tests.callback_makers import ELSEWHERE
-
-FILE = Path(__file__).with_name("every_callback.yaml")
+from tests.callback_makers import ELSEWHERE, requires_arguments, shipped
+from tests.callback_makers import EVERY as FILE
 
 
 def trainers() -> list[dict[str, Any]]:
@@ -32,9 +31,28 @@ def classes(module: Any) -> list[str]:
     return [name for name in module.__all__ if isinstance(getattr(module, name), type)]
 
 
-@pytest.mark.parametrize(("key", "module"), [("callbacks", callbacks), ("loggers", loggers)])
-def test_the_file_lists_all_of_them_once(key, module):
-    assert sorted(listed(key)) == sorted(set(classes(module)) - ELSEWHERE)
+def test_the_file_lists_all_of_them_once():
+    assert sorted(listed("loggers")) == sorted(classes(loggers))
+    names = listed("callbacks")
+    assert len(names) == len(set(names))
+    assert set(names) | unlisted() == shipped().keys() - ELSEWHERE
+    assert [name for name in unlisted() if requires_arguments(shipped()[name])] == []
+
+
+def unlisted() -> set[str]:
+    """Return the callbacks that are added to the first trainer of the file, without arguments."""
+    return shipped().keys() - ELSEWHERE - set(listed("callbacks"))
+
+
+def file_with_all(folder: Path) -> Path:
+    """Return the file, or a copy with the callbacks that it does not list."""
+    if not unlisted():
+        return FILE
+    found = to_plain(read_file(FILE))
+    found["trainer"][0]["trainer"]["init"]["callbacks"] += [{name: {}} for name in unlisted()]
+    path = folder / FILE.name
+    path.write_text(json.dumps(found))
+    return path
 
 
 @pytest.fixture
@@ -70,7 +88,7 @@ QUICK = ["--set", "trainer[1].init.loggers=[]", "--set", "trainer[2].init.logger
 def test_it_trains(tmp_path, changes, caplog):
     for library in ("tensorboard", "peft") if changes else ("mlflow", "wandb"):
         pytest.importorskip(library)
-    assert main(["--params", str(FILE), *changes]) == 0
+    assert main(["--params", str(file_with_all(tmp_path)), *changes]) == 0
     for init in trainers():
         folder = tmp_path / init["model_dir"]
         assert checkpointing.read_manifest(folder / "checkpoint_3").step == 3

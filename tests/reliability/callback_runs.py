@@ -28,6 +28,7 @@ from modelzoo_trainer.core import Logging
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.loggers import CSVLogger, JsonlLogger, MLflowLogger, WandbLogger
 from modelzoo_trainer.optim.warmup_stable_decay import WarmupStableDecay
+from tests.callback_makers import MAKERS
 from tests.reliability.digests import digest
 from tests.reliability.forkserver import Child
 from tests.reliability.parts import Die, Drop, Events, Jitter, Spoil
@@ -129,9 +130,17 @@ def together(plan: CallbackPlan) -> list[Any]:
         callbacks.SaveCheckpointState(3),
         callbacks.WSDCheckpoint(),
         callbacks.KeepNCheckpoints(3),
+        *(MAKERS[name]() for name in sorted(in_no_group())),
         JsonlLogger(),
         CSVLogger(),
     ]
+
+
+def in_no_group() -> set[str]:
+    """Return the callbacks with state that no group names."""
+    named = {name for group in GROUPS.values() for name in group.__code__.co_names}
+    named |= {cls.__name__ for cls in TellMetrics.__mro__}
+    return {name for name in MAKERS if hasattr(getattr(callbacks, name), "state_dict")} - named
 
 
 def going_back(plan: CallbackPlan) -> list[Any]:
