@@ -49,9 +49,10 @@ class Callback:
     State: Define `state_dict` and `load_state_dict` to save state in every checkpoint.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, keeps_arguments: bool = True, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls) and cls.__module__.startswith(_SHIPPED):
+        is_shipped = cls.__module__.startswith(_SHIPPED)
+        if "__init__" in vars(cls) and is_shipped and keeps_arguments:
             keep_arguments(cls)
         register_hooks(cls)
         for base in cls.__mro__:  # mixins may define hooks too

@@ -156,12 +156,12 @@ class CallbackList(NotCopied, Mapping[str, Any]):
         ordered += [own for own in self._model_hooks if id(own.__wrapped__) not in known]
         self.all = tuple({id(callback): callback for callback in ordered}.values())
         self.log_hooks = HookTable(self.all, on_stop=self._on_stop)
-        self.quiet_hooks = HookTable(self.all, is_log_step=False, on_stop=self._on_stop)
+        self.quiet_hooks = self.log_hooks.off_log_steps()
 
     @property
     def rehearsal_hooks(self) -> HookTable:
         """The hooks off log steps, plus the traced step's for log steps; a new table."""
-        return HookTable(self.all, is_log_step=False, rehearses=True, on_stop=self._on_stop)
+        return self.log_hooks.off_log_steps(rehearses=True)
 
     def _without_second_check(self) -> list[Any]:
         """Return the user's callbacks, with the default `CheckLoss` only if nothing replaces it."""

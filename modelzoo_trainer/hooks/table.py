@@ -1,7 +1,8 @@
 """Dispatch of hooks to all callbacks of a run."""
 
+import copy
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from modelzoo_trainer.callback import Callback, CoreCallback, hook_names
 from modelzoo_trainer.errors import HookError, StopTraining
@@ -15,16 +16,13 @@ _ALL_RUN: Final = frozenset(
 Event = Callable[..., None]
 
 
-class HookTable(Callback):
+class HookTable(Callback, keeps_arguments=False):
     """Call, for each hook, the callbacks that override it, in order.
 
     Hooks that no callback overrides share one empty function.
 
     Args:
         callbacks: In the order in which they are called.
-        is_log_step: Whether to include hooks that are for log steps only.
-        rehearses: Whether to include such hooks of the traced step in any case, so
-            that the graph of log steps is traced, though nothing is logged.
         on_stop: Called with a `StopTraining` that a hook has raised; None = it is raised.
     """
 
@@ -32,22 +30,45 @@ class HookTable(Callback):
         self,
         callbacks: Iterable[Any] = (),
         *,
-        is_log_step: bool = True,
-        rehearses: bool = False,
         on_stop: Callable[[StopTraining], None] | None = None,
     ) -> None:
         self.callbacks: Final = tuple(callbacks)
         self._on_stop = _raised if on_stop is None else on_stop
         self._events: dict[str, Event | None] = {}
-        listeners: dict[str, list[HookFn]] = {}
+        self._listeners: dict[str, list[tuple[Any, HookFn]]] = {name: [] for name in HOOKS}
         for callback in self.callbacks:
-            for name in hook_names(callback, is_log_step=is_log_step, rehearses=rehearses):
-                listeners.setdefault(name, []).append(getattr(callback, name))
-        for name in HOOKS:
-            calls = listeners.get(name)
-            setattr(self, name, _nobody if calls is None else self._fire(name, calls))
+            for name in hook_names(callback):
+                self._listeners[name].append((callback, getattr(callback, name)))
+        for name in self._listeners:
+            setattr(self, name, self._fire(name))
 
-    def _fire(self, name: str, calls: list[HookFn]) -> HookFn:
+    def off_log_steps(self, *, rehearses: bool = False) -> Self:
+        """Return a copy without the hooks that callbacks have for log steps only.
+
+        Args:
+            rehearses: Whether to keep such hooks of the traced step, so that the graph of log steps
+                is traced, though nothing is logged.
+        """
+        table = copy.copy(self)
+        table._events = {}
+        table._listeners = dict(self._listeners)
+        for callback in self.callbacks:
+            left_out = self._listeners.keys() & getattr(callback, "log_step_hooks", ())
+            if left_out:
+                left_out.difference_update(
+                    hook_names(callback, is_log_step=False, rehearses=rehearses)
+                )
+            for name in left_out:
+                others = [one for one in table._listeners[name] if one[0] is not callback]
+                table._listeners[name] = others
+                setattr(table, name, table._fire(name))
+        return table
+
+    def _fire(self, name: str) -> HookFn:
+        """Return the function that calls the listeners of a hook."""
+        calls = [listener for _, listener in self._listeners[name]]
+        if not calls:
+            return _nobody
         if name in _ALL_RUN:
             return fan_out_all(name, calls)
         [*_, last] = calls

@@ -18,6 +18,7 @@ from modelzoo_trainer.checkpointing import list_checkpoints, load
 from modelzoo_trainer.errors import StopTraining
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import make_trainer, samples
+from tests.hooks.test_table import ComparesTables
 
 FSDP2 = {"parallel": {"shard": -1}}
 ENDLESS = 100_000  # epochs
@@ -226,3 +227,17 @@ def test_a_checkpoint_that_the_clock_wants_is_written_at_one_step(tmp_path) -> N
     assert len(found[0]["names"]) > 1
     for info in list_checkpoints(tmp_path):
         assert load(info.path)["global_step"] == info.step
+
+
+def compare_tables(rank: int, folder: Path, grad_accum_steps: int) -> list[bool]:
+    compares = ComparesTables()
+    trainer = make_trainer(folder, callbacks=[compares], accumulate=grad_accum_steps, max_steps=3)
+    trainer.fit(DataLoader(samples(24), batch_size=2))
+    return compares.found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_fit_finds_the_hook_tables_of_several_processes(tmp_path, num) -> None:
+    for found in run_ranks(2, compare_tables, tmp_path, num):
+        assert found == [True] * 3 * num
