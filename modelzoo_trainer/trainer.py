@@ -233,13 +233,14 @@ class Trainer(NotCopied, InterceptableMethods):
         self.interceptors = Interceptors(self, core.values(), pairs)
         self.val_iterator: EpochIterator | None = None
         self._is_closed = False
-        self.rebuild_hooks()
+        self.hooks = self.callbacks.log_hooks
+        self.interceptors.place(global_pairs())
         watch_global_callbacks(self)
         try:
             self.hooks.pre_setup(self)
             self.hooks.setup(self)
-            if self.callbacks.include_model_hooks(self.model):
-                self.rebuild_hooks()
+            self.callbacks.include_model_hooks(self.model)
+            self.rebuild_hooks()  # set-up has decided what callbacks listen to
             self.hooks.post_setup(self)
         except BaseException as error:
             note_origin(error, self.all_callbacks, step=None)
@@ -820,7 +821,7 @@ class Trainer(NotCopied, InterceptableMethods):
 
     def rebuild_hooks(self) -> None:
         """Rebuild the hook tables and reattach interceptors."""
-        is_quiet = vars(self).get("hooks") is self.callbacks.quiet_hooks
+        is_quiet = self.hooks is self.callbacks.quiet_hooks
         self.callbacks.rebuild()
         self.hooks = self.callbacks.quiet_hooks if is_quiet else self.callbacks.log_hooks
         self.interceptors.place(global_pairs())

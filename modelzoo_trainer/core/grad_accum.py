@@ -96,7 +96,6 @@ class GradientAccumulation(CoreCallback):
             if not self.is_active:  # each batch is a window
                 self.is_active = True
                 self.idle_hooks = frozenset({"on_train_batch_end"})
-            trainer.rebuild_hooks()
 
     @override
     def on_enter_fit(

@@ -213,12 +213,10 @@ class CallbackList(NotCopied, Mapping[str, Any]):
         if callback is self._default_console:
             self._default_console = None
 
-    def include_model_hooks(self, model: Module) -> bool:
+    def include_model_hooks(self, model: Module) -> None:
         """Add the hooks that the model itself defines, called last, unless it is a callback."""
         found = model_hooks(model)
-        if found is not None:
-            self._model_hooks = [found]
-        return found is not None
+        self._model_hooks = [] if found is None else [found]
 
     # ---- state
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modelzoo_trainer import AutoRestart, Callback
+from modelzoo_trainer import AutoRestart, Callback, Logging
 from modelzoo_trainer.callbacks import ComputeNorm
 from modelzoo_trainer.hooks.spec import HOOKS
 from modelzoo_trainer.hooks.table import HookTable
@@ -111,3 +111,19 @@ def test_a_fit_finds_the_tables_of_its_settings(trainer_of, settings) -> None:
     trainer.fit(tiny_batches(24))
     assert compares.found == [True] * len(compares.found)
     assert len(compares.found) >= 12
+
+
+class DecidesInSetup(Heard):
+    """Knows only in set-up which of its hooks are for log steps."""
+
+    log_step_hooks = frozenset()
+
+    def setup(self, trainer):
+        self.log_step_hooks = frozenset({OUTSIDE})
+
+
+def test_a_callback_may_decide_in_setup_which_hooks_are_for_log_steps(trainer_of) -> None:
+    decides = DecidesInSetup()
+    trainer_of(decides, max_steps=4, logging=Logging(log_steps=3)).fit(tiny_batches(4))
+    assert decides.calls.count(OUTSIDE) == 2  # steps 3 and 4
+    assert decides.calls.count("on_step_boundary") == 4
