@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
@@ -50,13 +51,25 @@ ELSEWHERE: Final[dict[int, tuple[str, Sequence[str]]]] = {
         ),
     ),
 }
+# Folders with matrices of which CI runs a sample; *: all others.
+SAMPLED: Final[dict[int, tuple[str, str]]] = {
+    27: (
+        "Processes that end, hang or change in number; each engine with each model.",
+        "distributed",
+    ),
+    28: ("Losses that are not finite, and runs that resume, bit by bit.", "numerics"),
+    29: ("Models, and data of which a process is killed.", "zoo"),
+    30: ("Configurations: numbers of steps, odd values, bounds.", "config"),
+    31: ("Several hosts with a store, files that are made to harm a reader, restarts.", "*"),
+}
 MAXIMA: Final = ("most_", "longest_")  # of such counts the largest is shown, of others the sum
 NO_TESTS: Final = 5
 
 TABLE: Final = re.compile(r"^Written by.*?(?:\n\n(?:\|.*\n?)+|\Z)", re.DOTALL | re.MULTILINE)
 INTRO: Final = """\
 Written by `{command}`, with {environment}. A row is one command,
-`python -m pytest PATHS`; with `--long` also `-m "soak or slow or not slow"`."""
+`python -m pytest PATHS`; with `--long` also `-m "soak or slow or not slow"`. CI runs
+a sample of the cases; `last whole`: the day of the last run with `--long`, and the commit."""
 
 
 @dataclass(slots=True)
@@ -70,6 +83,7 @@ class Row:
         counts: Counts that the tests reported.
         outcomes: Numbers of tests that passed, failed and were skipped.
         seconds: Duration.
+        whole: Day and commit of the last run in the long form.
     """
 
     number: int
@@ -78,6 +92,7 @@ class Row:
     counts: dict[str, int] = field(default_factory=dict)
     outcomes: dict[str, int] = field(default_factory=dict)
     seconds: float = 0
+    whole: str = ""
 
     def run(self, *, is_long: bool) -> None:
         """Run its tests."""
@@ -105,6 +120,8 @@ class Row:
             if done.returncode > 1 and done.returncode != NO_TESTS:
                 raise SystemExit(f"row {self.number}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
             self._read(report)
+        if is_long:
+            self.whole = f"{date.today()}, {commit()}"
         print(f"{self.number:2} {self.result:24} {self.seconds:6.1f} s", flush=True)
 
     def _read(self, report: Path) -> None:
@@ -126,9 +143,32 @@ class Row:
         return ", ".join(found) or "in the long form"
 
 
+def sampled_files() -> list[str]:
+    """Return the files outside of the folder with tests of which CI leaves out some."""
+    files = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    return [
+        str(path)
+        for path in files
+        if path.parent not in (TESTS, Path("tests/policy"))
+        and re.search(r"mark\.soak|\bSOAK\b", (ROOT / path).read_text(encoding="utf-8"))
+    ]
+
+
+def commit() -> str:
+    """Return the commit that is checked out."""
+    words = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def all_rows() -> list[Row]:
     """Return all rows in order, including those of other folders."""
     rows = [Row(number, what, paths) for number, (what, paths) in ELSEWHERE.items()]
+    there = {path for row in rows for path in row.paths}
+    left = [path for path in sampled_files() if path not in there]
+    for number, (what, folder) in SAMPLED.items():
+        paths = [path for path in left if folder in ("*", path.split("/")[1])]
+        left = [path for path in left if path not in paths]
+        rows.append(Row(number, what, paths))
     for path in sorted((ROOT / TESTS).glob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         what = (ast.get_docstring(tree) or "").splitlines()[0]
@@ -142,13 +182,16 @@ def line(row: Row) -> str:
     paths = " ".join(f"`{path}`" for path in row.paths)
     return (
         f"| {row.number} | {row.what} | {counts.replace('_', ' ')} | {row.result} "
-        f"| {row.seconds:.0f} | {paths} |"
+        f"| {row.seconds:.0f} | {row.whole} | {paths} |"
     )
 
 
 def table(rows: Iterable[Row]) -> str:
     """Return the table of results."""
-    lines = ["| # | what is done | counted | tests | seconds | paths |", "|---" * 6 + "|"]
+    lines = [
+        "| # | what is done | counted | tests | seconds | last whole | paths |",
+        "|---" * 7 + "|",
+    ]
     return "\n".join([*lines, *map(line, rows)])
 
 
@@ -158,6 +201,14 @@ def environment() -> str:
         f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} "
         f"on {platform.machine()}, {os.cpu_count()} cores"
     )
+
+
+def _keep_dates(rows: Iterable[Row], page: Path) -> None:
+    """Take over from a page when its rows last ran in the long form."""
+    lines = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
+    known = {one.rpartition("| `")[2]: one.split(" | ")[-2] for one in lines if "| `" in one}
+    for row in rows:
+        row.whole = known.get(line(row).rpartition("| `")[2], "")
 
 
 def main() -> int:
@@ -176,6 +227,8 @@ def main() -> int:
     rows = [row for row in all_rows() if options.rows is None or row.number in options.rows]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda row: row.run(is_long=options.long), rows))
+    if options.page is not None and not options.long:
+        _keep_dates(rows, options.page)
     text = table(rows)
     if options.page is None:
         print(text)

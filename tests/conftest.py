@@ -12,7 +12,6 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -22,9 +21,6 @@ from tests.compat.corpus_here import CORPUS
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the files of tests/golden anew"
-    )
-    parser.addoption(
-        "--part", help="K/N: of N parts of the tests, by their names, run part K (from 0)"
     )
 
 
@@ -36,24 +32,53 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks for what was asked for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    unmatched: dict[tuple[str, str], bool] = {}
     for item in items:
         if "corpus" in item.keywords and not CORPUS.is_dir():
             item.add_marker(pytest.mark.skip(reason="MODELZOO_CORPUS does not name a folder"))
-        for pattern in (arg for mark in item.iter_markers("slow_cases") for arg in mark.args):
-            is_match = fnmatchcase(_case(item), pattern)
-            if is_match:
-                item.add_marker(pytest.mark.slow)
-            key = (item.nodeid.partition("[")[0], pattern)
-            unmatched[key] = unmatched.get(key, True) and not is_match
+    whole = not any("::" in arg for arg in config.args)
+    for name in ("slow", "soak"):
+        _mark_cases(items, name, whole=whole)
+
+
+def _mark_cases(items: list[pytest.Item], name: str, *, whole: bool) -> None:
+    """Mark the cases that `slow_cases` or `soak_cases` describes.
+
+    Args:
+        items: Tests.
+        name: "slow" or "soak".
+        whole: Whether all cases of their functions are there.
+
+    Raises:
+        pytest.UsageError: A pattern matches no case, or no case is left for CI.
+    """
+    unmatched: dict[tuple[str, str], bool] = {}
+    left: dict[str, int] = {}
+    for item in items:
+        patterns = [arg for mark in item.iter_markers(f"{name}_cases") for arg in mark.args]
+        if not patterns:
+            continue
+        function = item.nodeid.partition("[")[0]
+        matching = {one for one in patterns if fnmatchcase(_case(item), one.removeprefix("!"))}
+        if matching and not any(one.startswith("!") for one in matching):
+            item.add_marker(name)
+        for one in patterns:
+            unmatched[function, one] = unmatched.get((function, one), True) and one not in matching
+        left[function] = left.get(function, 0) + ("soak" not in item.keywords)
     stale = [key for key, is_stale in unmatched.items() if is_stale]
-    if stale and not any("::" in arg for arg in config.args):
-        raise pytest.UsageError(f"slow_cases matches no case of {stale}")
-    if config.option.part is not None:
-        number, count = map(int, config.option.part.split("/"))
-        others = [item for item in items if crc32(item.nodeid.encode()) % count != number]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if crc32(item.nodeid.encode()) % count == number]
+    if stale and whole:
+        raise pytest.UsageError(f"{name}_cases matches no case of {stale}")
+    empty = [function for function, num in left.items() if not num]
+    if empty and whole:
+        raise pytest.UsageError(f"{name}_cases leaves no case for CI of {empty}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    gc.disable()  # collecting keeps all that it makes
+    result = yield
+    gc.enable()
+    gc.freeze()
+    return result
 
 
 def _case(item: pytest.Item) -> str:
@@ -94,7 +119,14 @@ def _seed() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        _seed_torch(sys.modules["torch"])
+
+
+def _seed_torch(torch: Any) -> None:
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # the call above would write down its stack for each kind of device that is not there
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -67,6 +67,8 @@ def learn_spread(rank: int, head: str, options: dict[str, Any]) -> dict[str, Any
     return learn(model, head)
 
 
+# CI: each model split, as that is written for each model; sharding is of any module: one model.
+@pytest.mark.soak_cases("*-sharded", "!extractive_summarization-sharded")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("head", HEADS)

@@ -183,6 +183,8 @@ KINDS = [
 ]
 
 
+# CI: each kind of data; workers with one of them.
+@pytest.mark.soak_cases("map-style workers", "mixture workers")
 @pytest.mark.parametrize("kind", [*KINDS, "map-style workers", "stream workers", "mixture workers"])
 def test_each_sample_is_trained_on_once_with_the_same_losses(tmp_path: Path, kind: str) -> None:
     last = CHAIN[-1][1]

@@ -101,6 +101,8 @@ def assert_gone(workers: Workers, timeout_s: float = GONE_S) -> list[int | None]
     return codes
 
 
+# CI: each phase; the main process, and another.
+@pytest.mark.soak_cases("step-1", "validation-0", "save-1")
 @pytest.mark.slow_cases("save-0", "step-0")
 @pytest.mark.parametrize(("where", "rank"), [*FEW, *REST])
 def test_an_error_of_one_ends_all_and_is_shown_once(tmp_path, undisturbed, where, rank) -> None:
@@ -117,6 +119,8 @@ def test_an_error_of_one_ends_all_and_is_shown_once(tmp_path, undisturbed, where
         run.goes_on(undisturbed)
 
 
+# CI: SIGKILL in each phase; an exit, which is noticed in the same way, in one.
+@pytest.mark.soak_cases("exit-*", "!exit-7-step-0")
 @pytest.mark.slow_cases("SIGKILL--9-save-0", "SIGKILL--9-validation-1")
 @pytest.mark.parametrize(("where", "rank"), [*FEW, *REST])
 @pytest.mark.parametrize(("how", "code"), [("SIGKILL", -9), pytest.param("exit", 7, marks=SLOW)])
@@ -210,6 +214,8 @@ def _interrupted(run: Disturbed, number: int, ranks: tuple[int, ...], after_step
     return int(step)
 
 
+# CI: each signal; the main process, another and both; at other moments by hand.
+@pytest.mark.soak_cases("15-ranks[369]-*", "10-ranks1[58]-*", "2-ranks2[147]-*")
 @pytest.mark.slow
 @pytest.mark.slow_cases("15-ranks0-1", "2-ranks2-3")
 @pytest.mark.parametrize(
@@ -278,6 +284,8 @@ def test_signals_to_processes_that_exit_already_do_nothing(tmp_path, undisturbed
     assert weights(tmp_path / "run")[NUM_STEPS] == undisturbed[NUM_STEPS]
 
 
+# CI: each signal, and each rank.
+@pytest.mark.soak_cases("2-2-1", "2-9-0", "2-15-0")
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -100,6 +100,8 @@ def train_accumulating(rank: int, options: dict[str, Any]) -> dict[str, Any]:
     return train_parallel(rank, options, num_parts=3)
 
 
+# CI: each engine, and each target.
+@pytest.mark.soak_cases("copies-model", "sharded-blocks", "split-model")
 @SLOW
 @pytest.mark.parametrize("target", ["blocks", "model"])
 @pytest.mark.parametrize("name", ["copies", "sharded", "split"])

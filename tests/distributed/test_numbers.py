@@ -53,6 +53,18 @@ def equal_runs(
     return ranks
 
 
+# CI: each engine, and each way to count.
+@pytest.mark.soak_cases(
+    "DDP-None",
+    "FSDP2-int",
+    "FSDP2-tensor",
+    "HSDP-None",
+    "HSDP-int",
+    "TP-int",
+    "TP-tensor",
+    "TP and FSDP2-None",
+    "TP and FSDP2-int",
+)
 @pytest.mark.slow_cases("TP-None")
 @pytest.mark.parametrize(
     ("engine", "counts"),
@@ -69,6 +81,8 @@ def test_gradients_weights_losses_and_validation_are_those_of_one(tmp_path, engi
     equal_runs(tmp_path, num, engine, {"counts": counts}, parts=parts)
 
 
+# CI: each engine, each number, with and without counts.
+@pytest.mark.soak_cases("*", "!DDP-tensor-3", "!FSDP2-None-4")
 @slow
 @pytest.mark.parametrize("num", [3, 4])
 @pytest.mark.parametrize("counts", [None, "tensor"])
@@ -77,6 +91,8 @@ def test_whatever_the_number_of_processes(tmp_path, engine, counts, num) -> None
     equal_runs(tmp_path, num, engine, {"counts": counts})
 
 
+# CI: fewer samples than processes, and one sample more than divides.
+@pytest.mark.soak_cases("*-9", "*-26", "DDP-25", "FSDP2-3")
 @pytest.mark.slow_cases("DDP-3", "FSDP2-25")
 @pytest.mark.parametrize(
     ("engine", "num_samples"),
@@ -92,6 +108,8 @@ def test_a_last_batch_that_does_not_divide(tmp_path, engine, num_samples) -> Non
     assert sum(sum(found["batches"]) for found in ranks) == 2 * num_samples
 
 
+# CI: each engine, with and without counts.
+@pytest.mark.soak_cases("DDP-None", "FSDP2-None", "TP and FSDP2-tensor")
 @pytest.mark.parametrize(
     ("engine", "counts"),
     [
@@ -108,6 +126,8 @@ def test_accumulation_is_that_of_one(tmp_path, engine, counts) -> None:
     equal_runs(tmp_path, num, engine, options, parts=parts)
 
 
+# CI: each engine, with and without counts.
+@pytest.mark.soak_cases("DDP-tensor", "FSDP2-None")
 @slow
 @pytest.mark.parametrize("counts", [None, "tensor"])
 @pytest.mark.parametrize("engine", ["DDP", "FSDP2"])

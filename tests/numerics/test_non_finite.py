@@ -195,6 +195,11 @@ def assert_same_bits(one: Any, other: Any) -> None:
 # ---- skip
 
 
+# CI: each optimizer on the CPU; each device, and accumulation, with one that counts on the device
+# and one on the host.
+@pytest.mark.soak_cases(
+    "*-3-*", "*-1-fake", "*-1-host-accelerator", "!*-AdamW-*", "!*-Adafactor-1-*"
+)
 @pytest.mark.slow_cases("*-3-*")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -330,6 +335,8 @@ class Crash(Callback):
             raise Stop
 
 
+# CI: each moment on the CPU; on the other device before, at and after bad steps.
+@pytest.mark.soak_cases("[31]*-fake", "!3-fake", "!14-fake")
 @pytest.mark.slow_cases("*-fake")
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 @pytest.mark.parametrize("at", [3, 8, 13, 14, 15, 16, 20])
@@ -426,6 +433,8 @@ def test_the_count_of_skips_in_a_row_goes_on_over_a_restart(run: Run, tmp_path: 
 # ---- rollback
 
 
+# CI: each optimizer on the CPU; each device, and accumulation, with one of them.
+@pytest.mark.soak_cases("*-3-*", "*-1-fake", "*-1-host-accelerator", "!*-AdamW-*")
 @pytest.mark.slow_cases("*-fake", "*-3-*")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("accumulation", [1, 3])

@@ -146,6 +146,11 @@ class AugmentedBatches(Augmented):
         return [self[idx] for idx in indices]
 
 
+# CI: each generator without and with workers, each change of their number with one; in the middle
+# of an epoch, at other steps once.
+@pytest.mark.soak_cases(
+    "*-3", "*-12", "by_numpy-[12]-*", "by_torch-[12]-*", "!by_python-0-2-3", "!by_torch-0-0-12"
+)
 @pytest.mark.slow_cases("by_numpy-*", "by_torch-*")
 @pytest.mark.parametrize("step", [7, slow(3), slow(12)])
 @pytest.mark.parametrize(("workers", "later"), [(0, 0), (0, 2), (2, 0), slow(2, 2), slow(1, 2)])
@@ -159,6 +164,8 @@ def test_augmentation_goes_on_with_any_number_of_workers(runs, draw, workers, la
     runs.check(lambda: make(workers), step, lambda: make(later), draws=is_alike)
 
 
+# CI: at and before the end of an epoch, with and without; once with a worker.
+@pytest.mark.soak_cases("*", "!0-7-*", "!0-6-True", "!1-13-True")
 @pytest.mark.slow_cases("0-13-*", "0-2-*", "0-6-*", "0-7-True")
 @pytest.mark.parametrize("look_ahead", [True, False])
 @pytest.mark.parametrize("step", [2, 6, 7, 13])
@@ -231,6 +238,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+# CI: each sampler at one step; workers with two of them.
+@pytest.mark.soak_cases("*-2-*", "*-0-2", "*-0-9", "!own-2-9", "!shuffled-2-6", "!weighted-0-2")
 @pytest.mark.slow_cases("*-0-6", "w*-0-9", "some-0-9", "seeded-0-9")
 @pytest.mark.parametrize("step", [slow(2), 6, 9])
 @pytest.mark.parametrize("workers", [0, slow(2)])
@@ -384,6 +393,10 @@ def stateful_stream() -> DataLoader[Any]:
     return DataLoader(StatefulStream(), batch_size=4)
 
 
+# CI: each kind before and at the end of an epoch; one on the other device, one later.
+@pytest.mark.soak_cases(
+    "*-fake", "*-3-cpu", "*-9-cpu", "*-14-cpu", "!Live-9-fake", "!stateful_stream-14-cpu"
+)
 @pytest.mark.slow_cases("*-14-cpu", "*-3-cpu", "*-6-cpu")
 @pytest.mark.parametrize("backend", ["cpu", slow("fake")])
 @pytest.mark.parametrize("step", [3, 6, 7, slow(9), 14])
@@ -447,6 +460,8 @@ class Stream(IterableDataset):
             yield INPUTS[idx] + random.random(), TARGETS[idx]
 
 
+# CI: each kind once; one on the other device.
+@pytest.mark.soak_cases("*-fake-*", "*-cpu-3", "!object-fake-3")
 @pytest.mark.slow_cases("*-fake-9", "stream, *", "subclass, workers-cpu-9")
 @pytest.mark.parametrize("step", [9, slow(3)])
 @pytest.mark.parametrize("backend", ["cpu", "fake"])
@@ -488,6 +503,8 @@ class SaveWithin(Callback):
             raise Interrupted
 
 
+# CI: each kind at the first parts; later ones, and another epoch, with one of them.
+@pytest.mark.soak_cases("*-[34]", "*-1[456]", "*-33", "!Stateful-14", "!Plain-16", "!Stateful-33")
 @pytest.mark.slow_cases("*-2", "*-4", "*-14", "*-33")
 @pytest.mark.parametrize("num", [1, 2, 3, 4, 14, 15, 16, 33])
 @pytest.mark.parametrize("make", [Stateful, lambda: DataLoader(DATA, 4, shuffle=True), Plain])

@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,21 @@ def read_chain(place: Path) -> Chain:
     return Chain([read_attempt(place / f"{number}.txt") for number in range(num)])
 
 
+def one_of_each() -> set[str]:
+    """Return, of each loader and each result that is expected of it, its last kind.
+
+    Of most loaders that is with workers: persistent ones, or an epoch of fewer steps, if it has such.
+    """
+    last = {(kind.partition("-")[0], EXPECTED[kind]): kind for kind in KINDS}
+    return {*last.values(), *FAST}
+
+
+def marks_of(kind: str) -> Any:
+    if kind in FAST:
+        return ()
+    return pytest.mark.slow if kind in one_of_each() else [pytest.mark.slow, pytest.mark.soak]
+
+
 def check(nursery: Nursery, place: Path, count, kind: str, numbers: list[int]) -> None:
     library = library_of(kind)
     if library is not None and find_spec(library) is None:  # its import would start threads here
@@ -152,9 +168,7 @@ def check(nursery: Nursery, place: Path, count, kind: str, numbers: list[int]) -
 
 
 @pytest.mark.slow_cases("*-2", "iterable_generator", "stream_shuffle_buffer-0", "sampler_*")
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks_of(kind)) for kind in KINDS])
 def test_a_killed_run_ends_equal_or_warned_of(nursery, tmp_path, count, kind) -> None:
     check(nursery, tmp_path, count, kind, [2])
 

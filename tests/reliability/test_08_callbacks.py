@@ -127,6 +127,8 @@ def test_a_run_that_is_killed_three_times_ends_equal(runs, count, group) -> None
     check(runs, count, plan, KILLS[group])
 
 
+# CI: each group with windows; the other way to save with the group of most callbacks.
+@pytest.mark.soak_cases("*-asynchronous", "!together-asynchronous")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["windows", "asynchronous"])
 @pytest.mark.parametrize("group", FAST)
@@ -136,6 +138,8 @@ def test_with_windows_and_rare_checkpoints_it_ends_equal_as_well(runs, count, gr
     check(runs, count, plan, chain(group, first + 1))
 
 
+# CI: each group at one of the two batches.
+@pytest.mark.soak_cases("going_back-40", "not_finite-31")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "batch"),

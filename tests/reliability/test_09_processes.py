@@ -73,6 +73,8 @@ def as_a_launcher_does(workers: Workers, limit_s: float) -> list[int | None]:
     return workers.codes(limit_s)
 
 
+# CI: one and all of them, replicated; all of them, sharded.
+@pytest.mark.soak_cases("sharded-4-one")
 @pytest.mark.slow_cases("asynchronous-2-all", "asynchronous-2-one")
 @pytest.mark.parametrize("who", ["one", "all"])
 @pytest.mark.parametrize(

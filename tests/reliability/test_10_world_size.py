@@ -42,6 +42,10 @@ def losses(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in logged(folder) if "loss" in line}
 
 
+# CI: more and fewer processes, replicated and sharded, to one, from one, and between others.
+@pytest.mark.soak_cases(
+    "1-*", "2-1-sharded", "2-4-replicated", "4-1-*", "4-2-sharded", "!1-2-sharded"
+)
 @pytest.mark.slow_cases("1-2-sharded", "2-1-replicated")
 @pytest.mark.parametrize(("before", "after", "name"), TRIALS)
 def test_it_goes_on_with_the_same_weights_and_data_and_says_what_is_not_exact(

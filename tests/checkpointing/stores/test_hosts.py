@@ -158,6 +158,8 @@ def names_of(s3: S3Server, url: StoreUrl) -> list[str]:
     return sorted(name.split("/")[0] for name in names if name.endswith("/manifest.json"))
 
 
+# CI: each engine, and each way to save.
+@pytest.mark.soak_cases("ddp-true", "fsdp-false")
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
 @pytest.mark.parametrize("parallel", PARALLEL.values(), ids=PARALLEL)
 def test_they_end_as_with_a_shared_folder(
@@ -257,6 +259,8 @@ def test_each_host_downloads_its_own_shard_only(hosts: Hosts, url: StoreUrl) -> 
         assert [path.name for path in shards] == [f"shard-{rank:05d}.safetensors"]
 
 
+# CI: each engine, and each rank.
+@pytest.mark.soak_cases("ddp-1", "fsdp-0")
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("parallel", PARALLEL.values(), ids=PARALLEL)
 def test_damage_that_one_host_finds_makes_all_use_an_older_checkpoint(

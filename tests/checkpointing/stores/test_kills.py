@@ -84,6 +84,8 @@ def kill_at(
     return code
 
 
+# CI: on each machine, before and after the answer.
+@pytest.mark.soak_cases("same-True", "other-False")
 @pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize("machine", ["same", "other"])
 def test_a_run_killed_at_a_request_resumes_from_its_last_committed_checkpoint(
@@ -125,6 +127,8 @@ def test_a_run_killed_at_a_request_resumes_from_its_last_committed_checkpoint(
     assert kills > POINTS // 2
 
 
+# CI: each request; the last one before and after the answer.
+@pytest.mark.soak_cases("start-True", "part-False")
 @pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize("kind", ["start", "part", "complete"])
 def test_a_run_killed_within_a_multipart_upload_loses_no_checkpoint(

@@ -92,6 +92,11 @@ def check(mirror: Mirror, steps: list[int]) -> None:
         assert torch.equal(state["model"]["w"], _STATES[info.step]["model"]["w"])
 
 
+# CI: a refusal, an answer that is lost or wrong, a request that hangs or comes twice; each single
+# one in test_faults.
+@pytest.mark.soak_cases(
+    "503", "cut request", "truncated answer", "corrupted request", "corrupted signature"
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_checkpoint_is_lost_or_damaged(
     fault: str,

@@ -121,6 +121,11 @@ def ends(kinds: Iterable[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
     return [(kind, number) for kind in sorted(numbers) for number in sorted(numbers[kind])]
 
 
+# CI: a refusal, an answer that is lost or wrong, a request that hangs or comes twice; each single
+# one in test_faults.
+@pytest.mark.soak_cases(
+    "503", "cut request", "truncated answer", "corrupted request", "corrupted signature"
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_run_whose_requests_fail_once_loses_and_damages_nothing(
     fault: str,

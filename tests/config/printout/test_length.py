@@ -95,6 +95,13 @@ SECTIONS = [
 ]
 
 
+# CI: no checkpoints, and fewer than one, with two of the lengths.
+@pytest.mark.soak_cases(
+    "steps: 50*",
+    "steps: 0*",
+    "!*-max_steps: 7, eval_frequency: 2",
+    "!*-max_steps: 5, steps_per_epoch*",
+)
 @pytest.mark.slow_cases("steps: 50*", "steps: 0*")
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize(("checkpoint", "logging"), SECTIONS)

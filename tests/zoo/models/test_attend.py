@@ -75,6 +75,8 @@ def test_attention_is_the_formula(
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+# CI: each mask with a bias, each bias with a mask.
+@pytest.mark.soak_cases("window-none-*", "window-alibi-*", "sinks-none-*", "sinks-relative-*")
 @pytest.mark.slow_cases("window-*", "sinks-*", "*-relative-*")
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("bias", ["none", "alibi", "relative"])

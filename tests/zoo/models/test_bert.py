@@ -326,6 +326,8 @@ def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(ca
     assert all(torch.equal(value, expected[key]) for key, value in moved.state_dict().items())
 
 
+# CI: the plain model, and one with a bias.
+@pytest.mark.soak_cases("roberta", "pre-norm, rotary", "alibi", "esm2")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch
 @pytest.mark.parametrize("case", CASES)

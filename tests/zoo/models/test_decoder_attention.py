@@ -211,6 +211,10 @@ def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(
     assert all(torch.equal(value, expected[key]) for key, value in moved.state_dict().items())
 
 
+# CI: all layers for each option; selected ones for three.
+@pytest.mark.soak_cases(
+    "selective-*", "!selective-relative", "!selective-every other", "!selective-gptj, sinks"
+)
 @pytest.mark.slow_cases("selective-[!r]*")
 @OF_OPTIONS
 @pytest.mark.parametrize("mode", ["full", "selective"])
@@ -244,6 +248,8 @@ def test_a_step_reads_nothing_on_the_host(changes: dict[str, Any]) -> None:
     assert guard.num_refused == 0
 
 
+# CI: a bias, a mask, two kinds of layers, and layers that differ in a number.
+@pytest.mark.soak_cases("trained slopes", "fixed", "window", "alibi, window", "softcap", "gptj, *")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's tracing
 @OF_OPTIONS

@@ -35,6 +35,8 @@ def results(model: Decoder) -> list[Any]:
     return [loss.item(), *(param.grad for param in model.parameters() if param.requires_grad)]
 
 
+# CI: the plain block, two kinds of layers, and experts.
+@pytest.mark.soak_cases("gptj", "qk norm*", "softcap, alibi", "falcon")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch
 @pytest.mark.parametrize("case", CASES)
@@ -49,6 +51,8 @@ def test_equal_layers_are_compiled_at_most_twice(case: str) -> None:
     assert 1 <= counter.frame_count <= 2
 
 
+# CI: all layers of each model; selected ones of two.
+@pytest.mark.soak_cases("*-selective", "!gemma2-selective", "!experts, sandwich-selective")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "selective"])
 @pytest.mark.parametrize("case", CASES)

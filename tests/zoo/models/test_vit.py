@@ -246,6 +246,8 @@ def results(model: Vit) -> list[torch.Tensor]:
     return [loss.detach(), *(param.grad for param in model.parameters())]
 
 
+# CI: the plain model, and one whose layers differ in a number.
+@pytest.mark.soak_cases("conv, pooler", "post-norm, gated, fixed", "dino")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch
 @pytest.mark.parametrize("case", CASES)
