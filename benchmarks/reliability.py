@@ -50,17 +50,29 @@ ELSEWHERE: Final[dict[int, tuple[str, Sequence[str]]]] = {
             "tests/checkpointing/stores/test_run_mishaps.py",
         ),
     ),
-}
-# Folders with matrices of which CI runs a sample; *: all others.
-SAMPLED: Final[dict[int, tuple[str, str]]] = {
     27: (
-        "Processes that end, hang or change in number; each engine with each model.",
-        "distributed",
+        "Several processes: they end, hang, change in number; each engine with each model.",
+        ("tests/distributed",),
     ),
-    28: ("Losses that are not finite, and runs that resume, bit by bit.", "numerics"),
-    29: ("Models, and data of which a process is killed.", "zoo"),
-    30: ("Configurations: numbers of steps, odd values, bounds.", "config"),
-    31: ("Several hosts with a store, files that are made to harm a reader, restarts.", "*"),
+    28: ("Losses that are not finite, and runs that resume, bit by bit.", ("tests/numerics",)),
+    29: ("Models, and data of which a process is killed.", ("tests/zoo",)),
+    30: (
+        "Configurations: mistakes in published files, odd values, the steps of a run.",
+        (
+            "tests/config/test_corpus_mutations.py",
+            "tests/config/test_odd_values.py",
+            "tests/config/printout/test_length.py",
+        ),
+    ),
+    31: (
+        "A store with several hosts, files that are made to harm a reader, restarts.",
+        (
+            "tests/checkpointing/stores/test_hosts.py",
+            "tests/checkpointing/stores/test_mirror_faults.py",
+            "tests/checkpointing/test_security.py",
+            "tests/cli/test_restart.py",
+        ),
+    ),
 }
 MAXIMA: Final = ("most_", "longest_")  # of such counts the largest is shown, of others the sum
 NO_TESTS: Final = 5
@@ -143,17 +155,6 @@ class Row:
         return ", ".join(found) or "in the long form"
 
 
-def sampled_files() -> list[str]:
-    """Return the files outside of the folder with tests of which CI leaves out some."""
-    files = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-    return [
-        str(path)
-        for path in files
-        if path.parent not in (TESTS, Path("tests/policy"))
-        and re.search(r"mark\.soak|\bSOAK\b", (ROOT / path).read_text(encoding="utf-8"))
-    ]
-
-
 def commit() -> str:
     """Return the commit that is checked out."""
     words = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"]
@@ -163,12 +164,6 @@ def commit() -> str:
 def all_rows() -> list[Row]:
     """Return all rows in order, including those of other folders."""
     rows = [Row(number, what, paths) for number, (what, paths) in ELSEWHERE.items()]
-    there = {path for row in rows for path in row.paths}
-    left = [path for path in sampled_files() if path not in there]
-    for number, (what, folder) in SAMPLED.items():
-        paths = [path for path in left if folder in ("*", path.split("/")[1])]
-        left = [path for path in left if path not in paths]
-        rows.append(Row(number, what, paths))
     for path in sorted((ROOT / TESTS).glob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         what = (ast.get_docstring(tree) or "").splitlines()[0]

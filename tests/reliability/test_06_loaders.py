@@ -118,7 +118,7 @@ def read_chain(place: Path) -> Chain:
 def one_of_each() -> set[str]:
     """Return, of each loader and each result that is expected of it, its last kind.
 
-    Of most loaders that is with workers: persistent ones, or an epoch of fewer steps, if it has such.
+    Of most loaders that is one with workers, persistent or with an epoch of fewer steps.
     """
     last = {(kind.partition("-")[0], EXPECTED[kind]): kind for kind in KINDS}
     return {*last.values(), *FAST}

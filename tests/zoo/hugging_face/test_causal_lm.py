@@ -29,6 +29,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+# CI: each kind of attention and of masks; the others compute as one of these.
+@pytest.mark.soak_cases(
+    "cohere",
+    "exaone4",
+    "gemma",
+    "granite",
+    "helium",
+    "ministral",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "persimmon",
+    "phi",
+    "qwen2_moe",
+    "qwen3*",
+    "stablelm",
+    "starcoder2",
+)
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_packed_documents_do_not_see_each_other(model_type: str) -> None:
     model, docs = make(model_type), documents()

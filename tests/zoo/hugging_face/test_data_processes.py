@@ -162,6 +162,8 @@ def test_a_process_that_waits_for_a_killed_one_makes_the_rows(folder: Path) -> N
     assert texts_of(folder) == EXPECTED
 
 
+# CI: a kill in each phase: among the rows, their values and their ends.
+@pytest.mark.soak_cases("row 0")
 @pytest.mark.parametrize("kill_at", ["row 0", "row 150", "values", "ends"])
 def test_a_killed_process_leaves_nothing_that_is_used(folder: Path, kill_at: str) -> None:
     code, _ = run(folder, "rows.py", kill_at, 0, 1)
@@ -178,6 +180,8 @@ def test_a_killed_process_leaves_nothing_that_is_used(folder: Path, kill_at: str
     assert left == {f"{name}.npy", f"{name}-ends.npy", f"{name}.json", f"{name}.lock"}
 
 
+# CI: with workers, which have more to restore.
+@pytest.mark.soak_cases("0")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_with_a_stream_resumes_with_the_same_bits(folder: Path, workers: int) -> None:
     code, expected = run(folder, "stream.py", folder / "whole", -1, workers)

@@ -181,6 +181,8 @@ def metrics_of(out: Path) -> dict[tuple[int, str], float]:
     return found
 
 
+# CI: two processes.
+@pytest.mark.soak_cases("1")
 @pytest.mark.parametrize("num", [1, 2])
 def test_a_run_that_is_killed_in_an_evaluation_has_the_metrics_of_one_that_is_not(
     folder, tmp_path, num
@@ -278,6 +280,8 @@ def fail(rank: int, folder: Path, out: Path) -> tuple[int, dict[str, float], str
     return trainer.global_step, metrics, str(caught.value)
 
 
+# CI: two processes.
+@pytest.mark.soak_cases("1")
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_training_continues_after_a_metric_that_fails(folder, tmp_path, num_processes) -> None:
     task = yaml.safe_load((folder / "tasks" / f"{WRITE}.yaml").read_text(encoding="utf-8"))

@@ -113,6 +113,8 @@ def served(folder: Path) -> str:
     return answer
 
 
+# CI: our adapters; those of PEFT are merged in test_export.
+@pytest.mark.soak_cases("peft_config")
 @pytest.mark.parametrize("way", ["peft_config", "ours"])
 def test_a_sharded_run_is_served_with_the_same_text(way: str, tmp_path: Path) -> None:
     make_llama(tmp_path / "llama", make_tokenizer(tmp_path / "tokenizer"))

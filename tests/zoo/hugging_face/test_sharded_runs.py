@@ -80,6 +80,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks(2, fit_all, tmp_path_factory.mktemp("unbroken"))
 
 
+# CI: adapters, with frozen and with trained weights.
+@pytest.mark.soak_cases("all")
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_killed_run_resumes_bitwise(kind: str, unbroken: Any, tmp_path: Path) -> None:
     given = tmp_path, OPTIONS[kind], SHARD
