@@ -54,7 +54,10 @@ ELSEWHERE: Final[dict[int, tuple[str, Sequence[str]]]] = {
         "Several processes: they end, hang, change in number; each engine with each model.",
         ("tests/distributed",),
     ),
-    28: ("Losses that are not finite, and runs that resume, bit by bit.", ("tests/numerics",)),
+    28: (
+        "Losses that are not finite, and runs that resume, bit by bit.",
+        ("tests/numerics", "tests/core/test_grad_accum.py"),
+    ),
     29: ("Models, and data of which a process is killed.", ("tests/zoo",)),
     30: (
         "Configurations: mistakes in published files, odd values, the steps of a run.",

@@ -104,6 +104,7 @@ def test_under_another_token_or_key_a_random_value_is_one(key):
     assert not is_secret(key, "image-embedding-v2-large")
 
 
+@pytest.mark.slow
 def test_a_long_value_is_judged_at_once():
     assert not is_secret("x_key", "1" + "a" * 100_000 + "1" + "a" * 100_000)
     odd = ("://", "://a/", "://a@", "s3://b/x,", "a.b", "eyJaaaaaaaa.", ";a=", "A_B=", '"a":"')

@@ -369,7 +369,7 @@ def test_no_value_that_the_check_accepts_is_refused_anywhere(small, names, value
     assert [complaints(small, one) for one in found if not small.is_valid(one)] == []
 
 
-@pytest.mark.slow_cases("3")
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [None, 3, []], ids=repr)
 def test_no_value_that_the_shipped_classes_accept_is_refused_anywhere(shipped, value):
     names = shipped_names()

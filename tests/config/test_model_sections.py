@@ -61,6 +61,7 @@ def kinds_of_decoders() -> list[str]:
     return sorted(kinds.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", kinds_of_decoders())
 def test_every_setting_that_a_check_accepts_is_accepted_by_a_conversion(
     name: str, tmp_path: Path

@@ -187,7 +187,7 @@ def test_a_key_is_misspelt_as_fingers_do_it():
     assert misspellings("max_steps")["dash"] == "max-steps"
 
 
-@pytest.mark.slow_cases("quickstart.yaml", "llama_30m.yaml")
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_mistake_in_a_shipped_file_is_found_where_it_is(path, shipped, form, tmp_path):
     text = path.read_text(encoding="utf-8")

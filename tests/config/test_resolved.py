@@ -24,6 +24,7 @@ def reread(value):
     return to_plain(read_text(to_yaml(value), "resolved.yaml"))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(VALUES)
 def test_every_value_reads_back_as_it_was(value):

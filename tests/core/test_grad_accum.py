@@ -49,6 +49,8 @@ def runs(tmp_path, *callbacks: Any, name: str, **settings: Any) -> Any:
     return make_trainer(tmp_path / name, *callbacks, **(plan | settings))
 
 
+# CI: each batch on the CPU; two on the other device.
+@pytest.mark.soak_cases("fake-*", "!fake-1", "!fake-5")
 @pytest.mark.slow_cases("fake-?")
 @pytest.mark.parametrize("num", range(1, 15))
 @pytest.mark.parametrize("device", ["cpu", "fake"])

@@ -88,6 +88,8 @@ def train_twice(rank: int, folder: Path, backend: Any) -> tuple[Any, ...]:
     return weights[0] == weights[2], moments[0] == moments[2], any(moments[0][0]), warned.lines
 
 
+# CI: replicated, split, and sharded with values that are drawn late.
+@pytest.mark.soak_cases("sharded")
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_second_optimizer_is_resumed_exactly_by_all_processes(tmp_path, name) -> None:
     found = run_ranks(2, train_twice, tmp_path, ENGINES[name])
@@ -101,6 +103,8 @@ def train_adapters(rank: int, folder: Path, backend: Any) -> list[str]:
     return warned.lines
 
 
+# CI: sharded.
+@pytest.mark.soak_cases("replicated")
 @pytest.mark.parametrize("name", ["replicated", "sharded"])
 def test_adapters_are_neither_foreign_nor_missing(tmp_path, name) -> None:
     pytest.importorskip("peft")

@@ -116,6 +116,8 @@ def ending() -> TerminateOnNaN:
     return TerminateOnNaN()
 
 
+# CI: sharded, where each process has a part; whole ones are resumed by the next test.
+@pytest.mark.soak_cases("replicated")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_average_goes_on(tmp_path, engine):
     found = check(tmp_path, averaging, ENGINES[engine])
@@ -123,6 +125,8 @@ def test_an_average_goes_on(tmp_path, engine):
     assert any("ema/validate_0/loss" in row for _, row in found["rows"])
 
 
+# CI: replicated; sharded states are resumed by the test before.
+@pytest.mark.soak_cases("sharded")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_ends_a_run_early_goes_on(tmp_path, engine):
     found = check(tmp_path, stopping, ENGINES[engine])

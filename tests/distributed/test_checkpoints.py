@@ -32,6 +32,8 @@ def weights_of(found: dict[str, Any]) -> torch.Tensor:
     )
 
 
+# CI: from each engine to the other, and each way to save.
+@pytest.mark.soak_cases("DDP-FSDP2-True", "FSDP2-DDP-False")
 @pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(("engine", "other"), [("DDP", "FSDP2"), ("FSDP2", "DDP")])
@@ -67,6 +69,8 @@ def test_a_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, engine) -> N
     assert torch.equal(weights_of(rest), weights_of(whole))
 
 
+# CI: each engine, and each place.
+@pytest.mark.soak_cases("False-DDP", "True-FSDP2")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["DDP", "FSDP2"])
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -31,7 +31,11 @@ from tests.distributed.ranks import run_ranks, try_ranks
 
 pytestmark = pytest.mark.slow
 
-ranks = pytest.mark.parametrize("count", [2, 3, 4])
+# CI: three processes, among which hardly anything divides.
+SOAK = pytest.mark.soak
+ranks = pytest.mark.parametrize(
+    "count", [pytest.param(2, marks=SOAK), 3, pytest.param(4, marks=SOAK)]
+)
 CASES = [
     {"num": num, "size": size, "drop_last": drop_last, "shuffle": shuffle}
     for num in range(1, 41)

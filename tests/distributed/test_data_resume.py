@@ -93,6 +93,8 @@ def resumed(make: Any, before: int, folder: Path, num_batches: int) -> list[tupl
     return found
 
 
+# CI: each kind of data, from two processes or three.
+@pytest.mark.soak_cases("plain-1", "plain-3")
 @pytest.mark.parametrize(
     ("make", "before"),
     [(plain, 1), (plain, 2), (plain, 3), (as_a_list, 2), (for_all, 2), (unbatched, 3)],

@@ -103,7 +103,7 @@ def assert_gone(workers: Workers, timeout_s: float = GONE_S) -> list[int | None]
 
 # CI: each phase; the main process, and another.
 @pytest.mark.soak_cases("step-1", "validation-0", "save-1")
-@pytest.mark.slow_cases("save-0", "step-0")
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "rank"), [*FEW, *REST])
 def test_an_error_of_one_ends_all_and_is_shown_once(tmp_path, undisturbed, where, rank) -> None:
     run = Disturbed(tmp_path, "raise", where, rank)

@@ -91,6 +91,8 @@ def close(first: dict[str, Any], second: dict[str, Any], rtol: float = 1e-9) -> 
         )
 
 
+# CI: sharded.
+@pytest.mark.soak_cases("replicated")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_processes_have_the_average_of_one(tmp_path, engine):
     options = {"backend": ENGINES[engine]}
@@ -105,6 +107,8 @@ def test_two_processes_have_the_average_of_one(tmp_path, engine):
     assert [path.name for path in (tmp_path / "both" / "extra").iterdir()] == ["extra_4"]
 
 
+# CI: replicated; sharded averages are resumed in test_callback_resume.
+@pytest.mark.soak_cases("sharded")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_average_that_is_resumed_is_that_of_the_unbroken_run(tmp_path, engine):
     options = {"backend": ENGINES[engine], "save": 2}
@@ -121,6 +125,8 @@ def test_shared_batch_norms_of_two_processes_are_those_of_one(tmp_path):
     close(both[0]["weights"], alone["weights"])
 
 
+# CI: sharded.
+@pytest.mark.soak_cases("replicated")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_adapters_of_two_processes_are_those_of_one(tmp_path, engine):
     options = {"backend": ENGINES[engine]}

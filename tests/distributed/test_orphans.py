@@ -101,6 +101,8 @@ def test_a_process_that_was_not_started_by_torchrun_outlives_its_parent(tmp_path
         wait_until(lambda: not family.is_alive(), 0.3)
 
 
+# CI: while it trains, and while it hangs.
+@pytest.mark.soak_cases("loads")
 @needs_proc
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ WAYS: dict[str, Callable[[Launched, Path], None]] = {
 }
 
 
+# CI: a stop that a process asks for, and one that it is sent; the others end it in the same way.
+@pytest.mark.soak_cases("SIGTERM to torchrun", "max_time")
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_torchrun_does_not_train_on_after_a_stop_and_the_next_one_resumes(tmp_path, way) -> None:

@@ -280,6 +280,7 @@ def test_a_checkpoint_of_another_layout_loads(tmp_path) -> None:
 # ---- restarts
 
 
+# CI: reliability/test_09_processes.py kills processes of all these runs, and starts them again.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -288,7 +289,7 @@ def test_a_checkpoint_of_another_layout_loads(tmp_path) -> None:
         pytest.param(
             ["init.checkpoint.asynchronous=true"], id="asynchronous", marks=pytest.mark.soak
         ),
-        pytest.param([SHARDED], id="sharded"),
+        pytest.param([SHARDED], id="sharded", marks=pytest.mark.soak),
     ],
 )
 def test_a_run_whose_processes_are_killed_five_times_ends_as_if_they_had_not(

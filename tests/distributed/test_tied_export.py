@@ -39,6 +39,8 @@ def save(rank: int, options: dict[str, Any], folder: Path) -> None:
     saver.wait()
 
 
+# CI: copies, shards of equal and unequal size, and both ways to divide at once.
+@pytest.mark.soak_cases("copies, sharded", "split", "split, copies")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_the_exported_model_loads_with_its_tied_weights(name: str, tmp_path: Path) -> None:

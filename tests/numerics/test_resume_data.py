@@ -263,6 +263,8 @@ def test_a_shuffle_with_a_generator_of_its_own_goes_on(runs, step) -> None:
     runs.check(make, step)
 
 
+# CI: in the second epoch.
+@pytest.mark.soak_cases("3", "7")
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [slow(3), slow(7), 9])
 def test_persistent_workers_go_on(runs, step) -> None:

@@ -48,6 +48,7 @@ def is_noticed(run: Run, unbroken: Run) -> bool:
     return run.ends[-1].code != 0 or run.result != unbroken.result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [AT_A_BOUNDARY, WITHIN_A_STEP], ids=["boundary", "within"])
 def test_nothing_is_noticed_if_nothing_is_left_out(runs, stop) -> None:
     run = resumed(runs, stopped(runs, stop), None)

@@ -114,6 +114,8 @@ def test_all_that_have_state_are_here(tmp_path) -> None:
     assert has_state - tried == TRIED_ELSEWHERE
 
 
+# CI: each group that changes the course of a run.
+@pytest.mark.soak_cases("flops")
 @pytest.mark.slow_cases("early", "not_finite", "spikes")
 @pytest.mark.parametrize(
     "group",
@@ -180,6 +182,7 @@ def chain(group: str, first: int) -> list[int]:
 # ---- a run that a callback has ended
 
 
+@pytest.mark.slow_cases("early")
 @pytest.mark.parametrize("group", LAST)
 def test_a_run_that_was_ended_ends_again_at_once(runs, count, group) -> None:
     expected = unbroken(runs, {"group": group})
@@ -203,6 +206,8 @@ def copied(runs: CallbackRuns, run: CallbackRun, **changes) -> CallbackRun:
 # ---- the comparison notices
 
 
+# CI: the group of most callbacks, and those that go back.
+@pytest.mark.soak_cases("early", "not_finite", "flops")
 @pytest.mark.slow
 @pytest.mark.parametrize("group", FAST)
 def test_a_state_that_is_left_out_is_noticed(runs, count, group) -> None:

@@ -121,6 +121,8 @@ def test_killed_at_random_instants_it_ends_as_if_it_had_not_been(
     assert unfinished(folder) == []
 
 
+# CI: the main process; another one: tests/distributed/test_ending.py.
+@pytest.mark.soak_cases("1")
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_was_stopped_ends_all_in_time(tmp_path, count, whole, rank) -> None:

@@ -95,6 +95,8 @@ def data_of(tmp_path, case):
     return made | {"shuffle": True, "batch_size": 4, "transforms": RANDOM, "drop_last": True}
 
 
+# CI: each processor; a worker, and none.
+@pytest.mark.soak_cases("llava-more1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "more"),

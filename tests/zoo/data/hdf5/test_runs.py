@@ -246,6 +246,8 @@ def divided(rank: int, files: str, folder: str, data: dict[str, Any]) -> list[An
     return trained(rank, files, folder, **data)[0]
 
 
+# CI: batches that do not divide.
+@pytest.mark.soak_cases("data0")
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [{}, {"drop_last": False, "pad_last": True}])
 def test_two_processes_train_on_the_batches_of_one(files, tmp_path, data):

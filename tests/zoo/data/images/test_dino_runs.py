@@ -113,6 +113,8 @@ def root(tmp_path) -> str:
     return str(tmp_path / "data")
 
 
+# CI: with a worker; without one, and with the last batch: tests/numerics/test_resume_data.py.
+@pytest.mark.soak_cases("given1")
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [{"num_workers": 1, "drops": 0.3}, {"drop_last": False}])
 def test_a_run_that_is_killed_ends_with_the_same_bits(root, tmp_path, given) -> None:

@@ -135,6 +135,8 @@ def files(tmp_path):
     return str(tmp_path / "data")
 
 
+# CI: with a worker; without one, and with the last batch: tests/numerics/test_resume_data.py.
+@pytest.mark.soak_cases("data1")
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [{"num_workers": 1}, {"drop_last": False}])
 def test_a_run_that_is_killed_within_an_epoch_ends_with_the_same_bits(files, tmp_path, data):

@@ -166,6 +166,8 @@ def inverted(folder: Path, processing: str) -> str:
     )
 
 
+# CI: each way to make rows: packed, gathered, of messages, and in pairs.
+@pytest.mark.soak_cases("fim", "mlm", "bert", "finetuning", "nlg")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(RUNS))
 def test_three_processes_write_the_same_bytes_as_one(

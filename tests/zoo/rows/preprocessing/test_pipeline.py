@@ -228,6 +228,8 @@ def test_processes_do_not_change_a_byte(source, monkeypatch) -> None:
     assert tree_digest(source / "one") == tree_digest(source / "two")
 
 
+# CI: splits, an order, and packing.
+@pytest.mark.soak_cases("options2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
