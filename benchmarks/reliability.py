@@ -58,7 +58,7 @@ ELSEWHERE: Final[dict[int, tuple[str, Sequence[str]]]] = {
         "Losses that are not finite, and runs that resume, bit by bit.",
         ("tests/numerics", "tests/core/test_grad_accum.py"),
     ),
-    29: ("Models, and data of which a process is killed.", ("tests/zoo",)),
+    29: ("Models, and data whose process is killed.", ("tests/zoo",)),
     30: (
         "Configurations: mistakes in published files, odd values, the steps of a run.",
         (

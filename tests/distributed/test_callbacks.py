@@ -56,6 +56,8 @@ def skipping() -> list[Any]:
     return [CheckLoss("skip")]
 
 
+# CI: with shards.
+@pytest.mark.soak_cases("DDP")
 @pytest.mark.slow_cases("DDP", "FSDP2")
 @pytest.mark.parametrize("backend", [{}, FSDP2], ids=["DDP", "FSDP2"])
 def test_a_loss_that_is_no_number_in_one_process_leaves_the_step_out_in_all(
@@ -85,6 +87,8 @@ def watching_spikes() -> list[Any]:
     return [SpikeDetection(rtol=1e9)]
 
 
+# CI: with copies.
+@pytest.mark.soak_cases("FSDP2")
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [{}, FSDP2], ids=["DDP", "FSDP2"])
 def test_a_spike_in_one_process_ends_all_and_its_batches_are_left_out(tmp_path, backend) -> None:
@@ -191,6 +195,8 @@ def saving_best() -> list[Any]:
     return [SaveBest("validate_0/loss", k=1), ComputeNorm(), CountParams()]
 
 
+# CI: with shards.
+@pytest.mark.soak_cases("DDP")
 @pytest.mark.slow_cases("DDP", "FSDP2")
 @pytest.mark.parametrize("backend", [{}, FSDP2], ids=["DDP", "FSDP2"])
 def test_the_best_checkpoint_is_written_once_by_all(tmp_path, backend) -> None:

@@ -221,6 +221,8 @@ def without_state(rank: int, count: int) -> Part:
     return Part(*(100 * rank + number for number in range((5, 3, 4)[rank])))
 
 
+# CI: those with a state; without one: test_resume_data.
+@pytest.mark.soak_cases("without_state")
 @pytest.mark.parametrize("make", [with_state, without_state])
 def test_loaders_of_their_own_go_on_where_each_was(tmp_path: Path, make: Any) -> None:
     [whole] = by_run(run_ranks(3, train, tmp_path / "whole", make, [{"num_epochs": 2}]))
@@ -274,6 +276,8 @@ def test_what_the_user_has_divided_goes_on_with_the_next_batch(tmp_path: Path) -
 # ---- parts of batches, and validation
 
 
+# CI: three processes.
+@pytest.mark.soak_cases("2")
 @pytest.mark.parametrize("count", [2, 3])
 def test_parts_of_batches_are_as_many_everywhere(tmp_path: Path, count: int) -> None:
     run = {"num_epochs": 1, "micro_batch_size": 1, "val": True}
@@ -283,6 +287,8 @@ def test_parts_of_batches_are_as_many_everywhere(tmp_path: Path, count: int) -> 
     assert {part["num_exchanged"] for part in parts} == {0}
 
 
+# CI: a loader, and one for all processes.
+@pytest.mark.soak_cases("as_a_list", "without_state")
 @pytest.mark.parametrize("make", [plain, as_a_list, without_state, for_all])
 def test_a_validation_divides_its_data(tmp_path: Path, make: Any) -> None:
     runs = [{"num_epochs": 1, "val": True}, {"num_epochs": 1, "val": True, "eval_steps": 2}]

@@ -138,6 +138,8 @@ def test_the_end_of_one_ends_all_and_is_told_once(
         run.goes_on(undisturbed)
 
 
+# CI: in a step and in a save.
+@pytest.mark.soak_cases("validation-1")
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "rank"), [*FEW, *REST_OF_SLOW])
 def test_a_process_that_hangs_is_shown_where_it_does(tmp_path, where, rank) -> None:
@@ -161,6 +163,8 @@ def _source() -> list[str]:
     return path.read_text(encoding="ascii").splitlines(keepends=True)
 
 
+# CI: in a step and in a validation.
+@pytest.mark.soak_cases("save-0")
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "rank"), [*FEW, *REST_OF_SLOW])
 def test_a_process_that_was_stopped_is_taken_for_lost(tmp_path, undisturbed, where, rank) -> None:
@@ -174,6 +178,8 @@ def test_a_process_that_was_stopped_is_taken_for_lost(tmp_path, undisturbed, whe
     run.goes_on(undisturbed)
 
 
+# CI: in a validation and in a save.
+@pytest.mark.soak_cases("step")
 @pytest.mark.slow_cases("save")
 @pytest.mark.slow
 @pytest.mark.parametrize(

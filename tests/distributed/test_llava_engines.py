@@ -34,8 +34,9 @@ def learn_spread(rank: int, case: str, options: dict[str, Any]) -> dict[str, Any
     return two_steps(model, batch)
 
 
-# CI: each model split, as that is written for each model; sharding is of any module: one model.
-@pytest.mark.soak_cases("*-sharded", "!only the projector-sharded")
+# CI: one model of each kind split, as that is written for each kind; sharding is of any module:
+# one model.
+@pytest.mark.soak_cases("*-sharded", "several images-*", "!only the projector-sharded")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", ["everything", "only the projector", "several images"])

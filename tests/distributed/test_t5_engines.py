@@ -27,8 +27,11 @@ def learn_spread(rank: int, case: str, options: dict[str, Any]) -> dict[str, Any
     return learn(model)
 
 
-# CI: each model split, as that is written for each model; sharding is of any module: one model.
-@pytest.mark.soak_cases("*-sharded", "!untied, learned-sharded")
+# CI: one model of each kind split, as that is written for each kind; sharding is of any module:
+# one model.
+@pytest.mark.soak_cases(
+    "t5-sharded", "transformer-*", "untied, learned-split", "alibi, groups-sharded", "muP-*"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", CASES)

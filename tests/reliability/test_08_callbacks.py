@@ -129,8 +129,11 @@ def test_a_run_that_is_killed_three_times_ends_equal(runs, count, group) -> None
     check(runs, count, plan, KILLS[group])
 
 
-# CI: each group with windows; the other way to save with the group of most callbacks.
-@pytest.mark.soak_cases("*-asynchronous", "!together-asynchronous")
+# CI: windows with the group of most callbacks, and with those that go back; the other way to save
+# with the first.
+@pytest.mark.soak_cases(
+    "*-asynchronous", "early-*", "not_finite-*", "flops-*", "!together-asynchronous"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["windows", "asynchronous"])
 @pytest.mark.parametrize("group", FAST)
