@@ -5,7 +5,7 @@
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ from modelzoo_trainer.base.constraints import (
     Fraction,
     PositiveFloat,
     Size,
-    checked,
+    checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.models.feed_forward import Nonlinearity, NormType
@@ -29,8 +29,7 @@ from modelzoo_trainer.zoo.models.rotary_scaling import ScalingType, read_scaling
 PositionEmbedding = Literal["learned", "fixed", "relative", "rotary", "alibi"]
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class DecoderSettings:
     """Settings of a decoder; a class with other defaults declares the field again.
 

@@ -1,14 +1,13 @@
 """The GPT-2 class of decoders: attention and feed-forward network one after the other."""
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
-from dataclasses import dataclass
 
 from modelzoo_trainer.base.constraints import (
     FinitePositiveFloat,
     NonNegativeSize,
     PositiveFloat,
     Size,
-    checked,
+    checked_dataclass,
 )
 from modelzoo_trainer.zoo.models.decoder import Decoder
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
@@ -16,8 +15,7 @@ from modelzoo_trainer.zoo.models.feed_forward import NormType
 from modelzoo_trainer.zoo.models.masks import WindowPattern
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class Gpt2Settings(DecoderSettings):
     """Settings of a decoder of the GPT-2 class; the defaults are the smallest GPT-2's.
 

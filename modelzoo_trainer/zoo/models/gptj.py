@@ -2,14 +2,13 @@
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Fraction, Size, checked
+from modelzoo_trainer.base.constraints import Fraction, Size, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.context import Context
 from modelzoo_trainer.zoo.models.decoder import Decoder
@@ -18,8 +17,7 @@ from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings, Positi
 from modelzoo_trainer.zoo.models.initializers import InitializerSetting
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class GptJSettings(DecoderSettings):
     """Settings of a decoder of the GPT-J class.
 

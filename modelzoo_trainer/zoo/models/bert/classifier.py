@@ -5,7 +5,7 @@ Dimension letters: B batch, T positions, K labels.
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Fraction, Size, checked
+from modelzoo_trainer.base.constraints import Fraction, Size, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.bert.heads import EncoderWithHead, check_keys
 from modelzoo_trainer.zoo.models.bert.settings import EncoderSettings
@@ -30,8 +30,7 @@ _SUBSETS: Final = {"is_matched": "accuracy_matched", "is_mismatched": "accuracy_
 Means = dict[str, tuple[Tensor, Tensor | int, Callable[[Tensor], Tensor] | None]]
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class ClassifierSettings(EncoderSettings):
     """Settings of a classifier of sequences.
 

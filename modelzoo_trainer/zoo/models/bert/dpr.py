@@ -9,7 +9,7 @@ Dimension letters: B questions, C contexts of a question, T positions, H hidden 
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
@@ -25,6 +25,7 @@ from modelzoo_trainer.base.constraints import (
     NonNegativeSize,
     check,
     checked,
+    checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.models.bert.encoder import Encoder, Step
@@ -60,8 +61,7 @@ _INERT: Final = dict.fromkeys(_OF_HEADS, "an encoder has no head") | {
 """Settings of published encoders that have no part in a vector, each with the reason."""
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class DprEncoderSettings(EncoderSettings):
     """Settings of an encoder.
 

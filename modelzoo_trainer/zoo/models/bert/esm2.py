@@ -4,18 +4,16 @@ https://doi.org/10.1126/science.ade2574
 """
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
-from dataclasses import dataclass
 
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import NonNegativeSize, checked
+from modelzoo_trainer.base.constraints import NonNegativeSize, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.bert.pretraining import Bert, BertSettings
 from modelzoo_trainer.zoo.models.bert.settings import EncoderSettings
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class Esm2Settings(BertSettings):
     """Settings of ESM-2: the settings of BERT's pretraining, and how hidden tokens enter.
 

@@ -7,7 +7,6 @@ Dimension letters: B batch, T positions, P predicted positions, V vocabulary, H 
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import FiniteFloat, Fraction, NonNegativeSize, Size, checked
+from modelzoo_trainer.base.constraints import (
+    FiniteFloat,
+    Fraction,
+    NonNegativeSize,
+    Size,
+    checked_dataclass,
+)
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.bert.encoder import Encoder, Step, draw_weight
 from modelzoo_trainer.zoo.models.bert.engines import encoder_tensor_plan, lr_groups, published_name
@@ -37,8 +42,7 @@ _SCALE = "mlm_loss_scale"
 _NEXT = "next_sentence_label"
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class BertSettings(EncoderSettings):
     """Settings of BERT's pretraining.
 

@@ -2,12 +2,12 @@
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Fraction, NonNegativeSize, Size, checked
+from modelzoo_trainer.base.constraints import Fraction, NonNegativeSize, Size, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings, PositionEmbedding
 from modelzoo_trainer.zoo.models.feed_forward import GATED, Nonlinearity, NormType
@@ -20,8 +20,7 @@ from modelzoo_trainer.zoo.models.initializers import (
 from modelzoo_trainer.zoo.models.moe_settings import MoeParams
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class EncoderSettings(DecoderSettings):
     """Settings of an encoder; sizes, heads, positions and muP are as in the decoders.
 

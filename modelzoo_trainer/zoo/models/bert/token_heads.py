@@ -5,13 +5,13 @@ Dimension letters: B batch, T positions, C sentences.
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import FiniteFloat, Flag, Fraction, Size, checked
+from modelzoo_trainer.base.constraints import FiniteFloat, Flag, Fraction, Size, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.bert.heads import (
     EncoderWithHead,
@@ -25,8 +25,7 @@ from modelzoo_trainer.zoo.models.language_loss import num_counted
 Means = dict[str, tuple[Tensor, Tensor | int, Callable[[Tensor], Tensor] | None]]
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class TokenClassifierSettings(EncoderSettings):
     """Settings of a classifier of tokens, such as of named entities.
 
@@ -125,8 +124,7 @@ class BertTokenClassifier(TokenClassifierSettings, EncoderWithHead):
         return (batch["labels"] == batch["labels"]).int()
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class SummarizationSettings(EncoderSettings):
     """Settings of extractive summarization: which sentences of a document are its summary.
 

@@ -2,7 +2,6 @@
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 import warnings
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from modelzoo_trainer.base.constraints import (
@@ -13,7 +12,7 @@ from modelzoo_trainer.base.constraints import (
     Fraction,
     NonNegativeSize,
     Size,
-    checked,
+    checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.models.feed_forward import Nonlinearity, NormType
@@ -23,8 +22,7 @@ PositionEmbedding = Literal["learned_absolute", "fixed", "relative", "rotary", "
 LossScaling = Literal["batch_size", "num_masked", "precomputed_num_masked"]
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class T5Settings:
     """Settings of an encoder-decoder model.
 

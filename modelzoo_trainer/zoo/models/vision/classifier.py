@@ -7,7 +7,6 @@ Dimension letters: B batch, C channels, H hidden size.
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Fraction, Size, checked
+from modelzoo_trainer.base.constraints import Fraction, Size, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.bert.encoder import Step, draw_weight
 from modelzoo_trainer.zoo.models.freezing import check_patterns, freeze_matching
@@ -57,8 +56,7 @@ def published_name(name: str) -> str | None:
     return renamed(name, _NAMES)
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class VitSettings(VisionSettings):
     """Settings of a vision transformer with classes.
 

@@ -2,7 +2,7 @@
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, get_type_hints
 
 from typing_extensions import TypedDict
@@ -15,7 +15,7 @@ from modelzoo_trainer.base.constraints import (
     Share,
     Size,
     check,
-    checked,
+    checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.models.feed_forward import GATED, Nonlinearity
@@ -120,8 +120,7 @@ class ReverseProcess(TypedDict, total=False):
     batch_size: Size
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class DitSettings:
     """Settings of a diffusion transformer on latents.
 

@@ -5,22 +5,20 @@ token), H hidden size.
 """
 
 # Annotations are evaluated here: the fields are read for the checks of settings.
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Fraction, HeightAndWidth, checked
+from modelzoo_trainer.base.constraints import Fraction, HeightAndWidth, checked_dataclass
 from modelzoo_trainer.base.nested_settings import made
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.vision.encoder import VisionEncoder
 from modelzoo_trainer.zoo.models.vision.settings import LocalGrid, VisionSettings
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class InterpolationSettings:
     """How learned positions are interpolated for smaller images.
 
@@ -36,8 +34,7 @@ class InterpolationSettings:
     antialias: bool = False
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class MultiImageSettings(VisionSettings):
     """Settings of a vision transformer that gets several images per sample.
 

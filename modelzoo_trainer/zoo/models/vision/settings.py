@@ -1,7 +1,6 @@
 """Settings of vision transformers, with the names of Cerebras configurations."""
 
 # Annotations are evaluated here: the fields are constructor parameters, hence the schema.
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from modelzoo_trainer.base.constraints import (
@@ -10,7 +9,7 @@ from modelzoo_trainer.base.constraints import (
     HeightAndWidth,
     PositiveFloat,
     Size,
-    checked,
+    checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.bert.settings import EncoderSettings
@@ -41,8 +40,7 @@ class LocalGrid(NamedTuple):
     antialias: bool
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class VisionSettings:
     """Settings of a vision transformer without a head.
 

@@ -5,7 +5,6 @@ https://arxiv.org/abs/2104.14294, appendix C
 
 # Annotations are evaluated here: the fields are read for the checks of settings.
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modelzoo_trainer.base.constraints import Size, checked
+from modelzoo_trainer.base.constraints import Size, checked_dataclass
 from modelzoo_trainer.zoo.models.bert.encoder import Step, draw_weight
 from modelzoo_trainer.zoo.models.initializers import (
     Initializer,
@@ -23,8 +22,7 @@ from modelzoo_trainer.zoo.models.initializers import (
 )
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class DinoHeadSettings:
     """Settings of a head.
 

@@ -5,7 +5,6 @@ token and P), K prototypes.
 """
 
 # Annotations are evaluated here: the fields are read for the checks of settings.
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,15 +16,14 @@ from modelzoo_trainer.base.constraints import (
     Fraction,
     NonNegativeSize,
     Size,
-    checked,
+    checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.attend import without_autocast
 from modelzoo_trainer.zoo.models.vision.multi_image import check_masks
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class DistillationSettings:
     """Settings of `DinoDistillationLoss` and `iBOTPatchLoss`.
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from modelzoo_trainer.base.constraints import FiniteFloat, Size, UnitInterval, checked
+from modelzoo_trainer.base.constraints import FiniteFloat, Size, UnitInterval, checked_dataclass
 from modelzoo_trainer.base.nested_settings import made, refuse_misspelt_name
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.models.vision.dino.head import DinoHeadSettings
@@ -44,8 +44,7 @@ _NUM_OUTPUTS: Final = {TRUNKS: 2, HEADS: 1, LOSSES: 1}
 _MASKS: Final = 2  # the argument of a trunk
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class _PartSettings:
     forward_args: list[Any]
     image_model: dict[str, Any] | None = None
@@ -55,8 +54,7 @@ class _PartSettings:
     loss_weight: FiniteFloat = 1.0
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class CosineDecay:
     """The share of a teacher that stays in an update, by step.
 
@@ -71,8 +69,7 @@ class CosineDecay:
     total_steps: Size
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class _AverageSettings:
     source: str
     target: str
@@ -80,8 +77,7 @@ class _AverageSettings:
     scheduler_params: dict[str, Any]
 
 
-@checked()
-@dataclass(eq=False, repr=False, kw_only=True)
+@checked_dataclass(kw_only=True)
 class _CopySettings:
     source: str
     target: str
