@@ -125,16 +125,16 @@ def _refuse_unknown(cls: type, given: Iterable[str], known: Collection[str]) -> 
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
-def checked_dataclass(cls: Any = None, /, *, kw_only: bool = False) -> Any:
+def checked_dataclass(cls: Any = None, /, *, kw_only: bool = False, owner: str = "") -> Any:
     """Make a class a dataclass whose constructor checks its arguments, as `checked` does.
 
     It compares by identity. Defaults belong to arguments only: they are not class attributes.
-    Arguments that classes share, and their texts, are in a base class.
+    Arguments that classes share, and their texts, are in a base class. `owner`: see `checked`.
     """
     if cls is None:
-        return functools.partial(checked_dataclass, kw_only=kw_only)
+        return functools.partial(checked_dataclass, kw_only=kw_only, owner=owner)
     cls.__annotations__ = inspect.get_annotations(cls, eval_str=True)  # names of its module
-    made: Any = checked()(dataclass(eq=False, repr=False, kw_only=kw_only)(cls))
+    made: Any = checked(owner)(dataclass(eq=False, repr=False, kw_only=kw_only)(cls))
     for one in fields(made):
         if one.init and one.name in vars(made):
             delattr(made, one.name)

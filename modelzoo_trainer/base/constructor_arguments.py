@@ -41,10 +41,13 @@ def keep_arguments(cls: type) -> None:
 def arguments_of(part: object) -> dict[str, Any]:
     """Return the arguments as plain values, with defaults; empty if they were not kept.
 
-    If a subclass's own constructor does not keep its arguments, the base class's.
+    The arguments of a dataclass are its attributes. If a subclass's own constructor does not keep
+    its arguments, the base class's.
     """
     kept: dict[str, Any] = getattr(part, "__dict__", {}).get(_KEY, {})
-    return dict(kept)
+    known = getattr(part, "__dataclass_fields__", {}) if not kept else {}
+    own = {name: getattr(part, name, None) for name, one in known.items() if one.init}
+    return kept | {name: _safely_plain(value) for name, value in own.items()}
 
 
 def _safely_plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import KW_ONLY
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import FinitePositiveFloat, PositiveInt, checked
+from modelzoo_trainer.base.constraints import FinitePositiveFloat, PositiveInt, checked_dataclass
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
 from modelzoo_trainer.callbacks.step_guard import (
     LossWindow,
@@ -34,6 +35,7 @@ Policy = Literal["raise", "skip", "rollback"]
 _TO_SKIP: Final = "Decrease the learning rate, or skip such steps: CheckLoss(policy='skip')."
 
 
+@checked_dataclass
 class CheckLoss(Callback):
     """Raise, skip the step or roll back when the loss is NaN, infinite or a spike.
 
@@ -83,31 +85,25 @@ class CheckLoss(Callback):
     needs_trainer = True
 
     handles_bad_losses = True
-    is_overruled: bool = False
+    is_overruled = False
     """Whether `TerminateOnNaN` ends the run instead, so that nothing is raised."""
 
-    @checked()
-    def __init__(
-        self,
-        policy: Policy = "raise",
-        *,
-        check_gradients: bool | None = None,
-        spike_window: PositiveInt | None = None,
-        spike_threshold: FinitePositiveFloat = 6.0,
-        max_skips: PositiveInt = 10,
-        max_rollbacks: PositiveInt = 3,
-    ) -> None:
-        if spike_window is not None and spike_window < 8:
+    policy: Policy = "raise"
+    _: KW_ONLY
+    check_gradients: bool | None = None
+    spike_window: PositiveInt | None = None
+    spike_threshold: FinitePositiveFloat = 6.0
+    max_skips: PositiveInt = 10
+    max_rollbacks: PositiveInt = 3
+
+    def __post_init__(self) -> None:
+        if self.spike_window is not None and self.spike_window < 8:
             raise ConfigError(
-                f"CheckLoss.spike_window is {spike_window}; detecting a spike requires at least 8 "
-                f"losses. Use 8 or more, or None (null) to ignore spikes."
+                f"CheckLoss.spike_window is {self.spike_window}; detecting a spike requires at "
+                f"least 8 losses. Use 8 or more, or None (null) to ignore spikes."
             )
-        self.policy = policy
-        self.check_gradients = policy != "raise" if check_gradients is None else check_gradients
-        self.spike_window = spike_window
-        self.spike_threshold = spike_threshold
-        self.max_skips = max_skips
-        self.max_rollbacks = max_rollbacks
+        if self.check_gradients is None:
+            self.check_gradients = self.policy != "raise"
         self._guard: StepGuard | None = None
         self._reset()
 
@@ -152,7 +148,7 @@ class CheckLoss(Callback):
                 self._judge,
                 self._make_window(trainer),
                 masks=self.policy == "skip",
-                gradients=self.check_gradients,
+                gradients=bool(self.check_gradients),
             )
             stack.callback(setattr, self, "_guard", None)
             stack.callback(trainer.precision.check_step, None)  # of an interrupted step

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import NonNegativeFloat, PositiveInt, checked
+from modelzoo_trainer.base.constraints import NonNegativeFloat, PositiveInt, checked_dataclass
 from modelzoo_trainer.base.metric_direction import Direction, is_better
 from modelzoo_trainer.callback import Callback, Loader, Metrics
 from modelzoo_trainer.callbacks.parts.metric_watch import MetricName, MetricWatch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.early_stopping")
 
 
+@checked_dataclass
 class EarlyStopping(Callback):
     """Stop training when a metric stops improving.
 
@@ -53,25 +54,20 @@ class EarlyStopping(Callback):
 
     state_is_of_run = True
 
-    with_one_value: Final = "early stopping has no effect"
+    with_one_value = "early stopping has no effect"
     """The effect if the metric is logged only at the end, for a hint."""
 
-    @checked()
-    def __init__(
-        self,
-        metric: MetricName,
-        mode: Direction | None = None,
-        patience: PositiveInt = 3,
-        min_delta: NonNegativeFloat = 0.0,
-        reset_on_fit: bool = True,
-        verbose: bool = False,
-    ) -> None:
-        self._watch = MetricWatch("EarlyStopping", metric)
-        self.mode = self._watch.mode_or_default(mode)
-        self.patience = patience
-        self.min_delta = min_delta
-        self.reset_on_fit = reset_on_fit
-        self._level = logging.INFO if verbose else logging.DEBUG
+    metric: MetricName
+    mode: Direction | None = None
+    patience: PositiveInt = 3
+    min_delta: NonNegativeFloat = 0.0
+    reset_on_fit: bool = True
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        self._watch = MetricWatch("EarlyStopping", self.metric)
+        self.mode = self._mode = self._watch.mode_or_default(self.mode)
+        self._level = logging.INFO if self.verbose else logging.DEBUG
         self._reset()
 
     def _reset(self) -> None:
@@ -81,11 +77,6 @@ class EarlyStopping(Callback):
         """Step of the best value."""
         self.num_waited = 0
         """Number of consecutive values without improvement."""
-
-    @property
-    def metric(self) -> str:
-        """Name of the metric."""
-        return self._watch.metric
 
     # ---- values
 
@@ -128,7 +119,7 @@ class EarlyStopping(Callback):
     def _improves(self, value: float) -> bool:
         if not math.isfinite(value):
             return False
-        return self.best is None or is_better(value, self.best, self.mode, self.min_delta)
+        return self.best is None or is_better(value, self.best, self._mode, self.min_delta)
 
     def _described(self) -> str:
         return "none" if self.best is None else f"{self.best:.6g} at step {self.best_step}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import PositiveInt, checked
+from modelzoo_trainer.base.constraints import PositiveInt, checked_dataclass
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.parts.side_checkpoints import (
@@ -28,6 +28,7 @@ _STATES: Final = "ExtraCheckpoint.checkpoint_states"
 _NAME: Final = "ExtraCheckpoint.checkpoint_name"
 
 
+@checked_dataclass
 class ExtraCheckpoint(Callback):
     """Write additional checkpoints or weights files, on their own schedule.
 
@@ -60,40 +61,35 @@ class ExtraCheckpoint(Callback):
 
     state_is_of_run = True
 
-    @checked()
-    def __init__(  # noqa: PLR0913  # the keys of its YAML section
-        self,
-        steps: PositiveInt | None = None,
-        epochs: PositiveInt | None = None,
-        at_end: bool = False,
-        checkpoint_states: str | list[str] = "model",
-        file_format: Literal["checkpoint", "safetensors"] = "checkpoint",
-        folder: SideFolder = "extra",
-        checkpoint_name: StepName = "extra_{step}",
-        keep: PositiveInt | None = None,
-        averaged: bool = False,
-    ) -> None:
-        if steps is epochs is None and not at_end:
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    at_end: bool = False
+    checkpoint_states: str | list[str] = "model"
+    file_format: Literal["checkpoint", "safetensors"] = "checkpoint"
+    folder: SideFolder = "extra"
+    checkpoint_name: StepName = "extra_{step}"
+    keep: PositiveInt | None = None
+    averaged: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps is self.epochs is None and not self.at_end:
             raise ConfigError(
                 "ExtraCheckpoint would never save a checkpoint. Set steps, epochs or at_end."
             )
-        self.states = part_names(_STATES, checkpoint_states)
-        is_file = file_format == "safetensors"
-        if self.states != ("model",) and (is_file or averaged):
+        self.states = part_names(_STATES, self.checkpoint_states)
+        is_file = self.file_format == "safetensors"
+        if self.states != ("model",) and (is_file or self.averaged):
             what = "file_format: safetensors" if is_file else "averaged: true"
             raise ConfigError(
-                f"{_STATES}={checkpoint_states!r} cannot be combined with {what}, which saves only "
-                f"weights. Set checkpoint_states to 'model'."
+                f"{_STATES}={self.checkpoint_states!r} cannot be combined with {what}, which saves "
+                f"only weights. Set checkpoint_states to 'model'."
             )
         if not is_file:
-            check_is_directory(_NAME, checkpoint_name)
-        self.steps = steps
-        self.epochs = epochs
-        self.at_end = at_end
-        self.keep = keep
-        self.averaged = averaged
-        self._template = checkpoint_name + (SUFFIX if is_file else "")
-        self._side = SideCheckpoints("ExtraCheckpoint", folder, self.states, averaged=averaged)
+            check_is_directory(_NAME, self.checkpoint_name)
+        self._template = self.checkpoint_name + (SUFFIX if is_file else "")
+        self._side = SideCheckpoints(
+            "ExtraCheckpoint", self.folder, self.states, averaged=self.averaged
+        )
         self._kept: list[str] = []
         self._last: int | None = None
         self._is_resumed = False

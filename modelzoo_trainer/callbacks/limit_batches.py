@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import PositiveInt, checked
+from modelzoo_trainer.base.constraints import PositiveInt, checked_dataclass
 from modelzoo_trainer.base.devices import LIMIT_BATCHES, limit_batches
 from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 
+@checked_dataclass
 class LimitEvalSteps(Callback):
     """Limit the number of batches per validation.
 
@@ -34,10 +35,8 @@ class LimitEvalSteps(Callback):
         ConfigError: If the number is not positive.
     """
 
-    @checked()
-    def __init__(self, num_eval_steps: PositiveInt, intermediate_only: bool = True) -> None:
-        self.num_eval_steps = num_eval_steps
-        self.intermediate_only = intermediate_only
+    num_eval_steps: PositiveInt
+    intermediate_only: bool = True
 
     @override
     def on_enter_validate(
@@ -66,6 +65,7 @@ def shorten(loop: ValidationLoop, num_batches: int, stack: ExitStack) -> None:
 log = logging.getLogger("modelzoo_trainer.data")
 
 
+@checked_dataclass
 class LimitBatches(Callback):
     """Limit the number of batches per epoch and per validation, for example for a smoke test.
 
@@ -87,9 +87,7 @@ class LimitBatches(Callback):
 
     needs_trainer = True
 
-    @checked()
-    def __init__(self, num_batches: PositiveInt) -> None:
-        self.num_batches = num_batches
+    num_batches: PositiveInt
 
     @override
     def setup(self, trainer: Trainer) -> None:

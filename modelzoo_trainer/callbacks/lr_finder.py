@@ -18,7 +18,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import FinitePositiveFloat, checked
+from modelzoo_trainer.base.constraints import FinitePositiveFloat, checked_dataclass
 from modelzoo_trainer.base.devices import Stream
 from modelzoo_trainer.callback import Batch, Callback, Loader
 from modelzoo_trainer.callbacks.run_snapshot import RunSnapshot
@@ -50,6 +50,7 @@ _AS_ITERATOR: Final = (
 NumSteps = Annotated[int, Ge(10)]
 
 
+@checked_dataclass
 class LRFinder(Callback):
     """Suggest a learning rate by a range test before training, then restore the run.
 
@@ -87,26 +88,21 @@ class LRFinder(Callback):
     needs_trainer = True
     needs_one_optimizer = True
 
-    @checked()
-    def __init__(
-        self,
-        start_lr: FinitePositiveFloat = 1e-7,
-        end_lr: FinitePositiveFloat = 10.0,
-        num_steps: NumSteps = 100,
-        divergence: FinitePositiveFloat = 4.0,
-        stop_after: bool = False,
-    ) -> None:
-        if start_lr >= end_lr:
+    start_lr: FinitePositiveFloat = 1e-7
+    end_lr: FinitePositiveFloat = 10.0
+    num_steps: NumSteps = 100
+    divergence: FinitePositiveFloat = 4.0
+    stop_after: bool = False
+
+    def __post_init__(self) -> None:
+        if self.start_lr >= self.end_lr:
             raise ConfigError(
-                f"LRFinder: end_lr ({end_lr}) must be larger than start_lr ({start_lr})."
+                f"LRFinder: end_lr ({self.end_lr}) must be larger than start_lr ({self.start_lr})."
             )
-        if divergence <= 1:
-            raise ConfigError(f"LRFinder.divergence is {divergence}; it must be larger than 1.")
-        self.start_lr = start_lr
-        self.end_lr = end_lr
-        self.num_steps = num_steps
-        self.divergence = divergence
-        self.stop_after = stop_after
+        if self.divergence <= 1:
+            raise ConfigError(
+                f"LRFinder.divergence is {self.divergence}; it must be larger than 1."
+            )
         self.lrs: list[float] = []
         """The learning rates of the test."""
         self.losses: list[float] = []

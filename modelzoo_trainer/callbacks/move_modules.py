@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Names, checked
+from modelzoo_trainer.base.constraints import Names, checked_dataclass
 from modelzoo_trainer.callback import Callback, CoreCallback, Loader
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.parts.sync_batch_norm import share_batch_norms
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ModuleNames = Annotated[Names, "a list of names such as 'teacher'"]
 
 
+@checked_dataclass
 class MoveModulesToDevice(Callback):
     """Move modules besides the model to the device when a fit or a validation begins.
 
@@ -42,9 +43,7 @@ class MoveModulesToDevice(Callback):
         ConfigError: If no name is given; on moving, if a path does not exist or is not a module.
     """
 
-    @checked()
-    def __init__(self, modules: ModuleNames | None = None) -> None:
-        self.modules = modules
+    modules: ModuleNames | None = None
 
     @override
     def on_enter_fit(

@@ -11,7 +11,7 @@ import torch
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import PositiveInt, checked
+from modelzoo_trainer.base.constraints import PositiveInt, checked_dataclass
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.callbacks.profiler import Profiler
 from modelzoo_trainer.errors import ConfigError
@@ -25,6 +25,7 @@ _NAME: Final = "chrome_trace.json"
 _NUM_STEPS: Final = 3
 
 
+@checked_dataclass
 class OpProfiler(Profiler):
     """Profile a window of training steps with torch.profiler, on the host and on the device.
 
@@ -46,20 +47,16 @@ class OpProfiler(Profiler):
         ConfigError: If the window is invalid; at setup, if there is another OpProfiler.
     """
 
-    @checked()
-    def __init__(
-        self,
-        start_step: Literal[-1] | PositiveInt = -1,
-        end_step: Literal[-1] | PositiveInt = -1,
-        host_activities: list[str] | None = None,
-    ) -> None:
-        if -1 != end_step < start_step:
+    start_step: Literal[-1] | PositiveInt = -1
+    end_step: Literal[-1] | PositiveInt = -1
+    host_activities: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if -1 != self.end_step < self.start_step:
             raise ConfigError(
-                f"OpProfiler.end_step is {end_step}; it must be at least start_step, {start_step}."
+                f"OpProfiler.end_step is {self.end_step}; it must be at least start_step, "
+                f"{self.start_step}."
             )
-        self.start_step = start_step
-        self.end_step = end_step
-        self.host_activities = host_activities
         self._window = range(0)
         self._profiler: torch.profiler.profile | None = None
         self._num_steps = 0

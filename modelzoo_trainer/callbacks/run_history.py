@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Count, PositiveInt, checked
+from modelzoo_trainer.base.constraints import Count, PositiveInt, checked_dataclass
 from modelzoo_trainer.base.devices import map_tensors
 from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics, Outputs, StateDict
 from modelzoo_trainer.core.loss_accum import Mean, take_all
@@ -186,6 +186,7 @@ def _figure(series: Mapping[str, _Series], log_y: bool) -> Any:
     return figure
 
 
+@checked_dataclass
 class RunHistory(EpochLoss):
     """Keep the last values of every scalar metric in memory.
 
@@ -214,19 +215,13 @@ class RunHistory(EpochLoss):
 
     state_is_of_run = True
 
-    @checked()
-    def __init__(
-        self,
-        max_values: Count = 1000,
-        max_metrics: PositiveInt = 1000,
-        reset_on_fit: bool = True,
-        reset_on_validate: bool = False,
-    ) -> None:
+    max_values: Count = 1000
+    max_metrics: PositiveInt = 1000
+    reset_on_fit: bool = True
+    reset_on_validate: bool = False
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.max_values = max_values
-        self.max_metrics = max_metrics
-        self.reset_on_fit = reset_on_fit
-        self.reset_on_validate = reset_on_validate
         self.metric_name_prefix = ""
         """Prefix of the names of metrics that are added from now on."""
         self._epoch = 1

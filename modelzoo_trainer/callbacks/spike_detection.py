@@ -15,7 +15,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Count, NonNegativeFloat, NonNegativeInt, checked
+from modelzoo_trainer.base.constraints import (
+    Count,
+    NonNegativeFloat,
+    NonNegativeInt,
+    checked_dataclass,
+)
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.callbacks.skip_samples import file_at, read_batches, write_batches
 from modelzoo_trainer.callbacks.step_guard import Batches, StepLosses, named
@@ -29,6 +34,7 @@ log = logging.getLogger("modelzoo_trainer.spike_detection")
 Mode = Literal["min", "max"]
 
 
+@checked_dataclass
 class SpikeDetection(StepLosses):
     """Raise an error when the loss of a step spikes, and skip its batches in the next run.
 
@@ -63,26 +69,17 @@ class SpikeDetection(StepLosses):
     Cost: See `StepLosses`; one deferred read of a number per step.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913  # the arguments of the format
-        self,
-        mode: Mode = "min",
-        window: Count = 10,
-        warmup: NonNegativeInt = 1,
-        atol: NonNegativeFloat | None = None,
-        rtol: NonNegativeFloat | None = 2.0,
-        exclude_batches_path: Annotated[Path, "a path"] | None = None,
-        finite_only: bool = True,
-    ) -> None:
+    mode: Mode = "min"
+    window: Count = 10
+    warmup: NonNegativeInt = 1
+    atol: NonNegativeFloat | None = None
+    rtol: NonNegativeFloat | None = 2.0
+    exclude_batches_path: Annotated[Path, "a path"] | None = None
+    finite_only: bool = True
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.mode = mode
-        self.window = window
-        self.warmup = warmup
-        self.atol = atol
-        self.rtol = rtol
-        self.exclude_batches_path = exclude_batches_path
-        self.finite_only = finite_only
-        self.handles_bad_losses = finite_only
+        self.handles_bad_losses = self.finite_only
         self._loss: Tensor | None = None
         self._reset()
 

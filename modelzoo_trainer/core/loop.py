@@ -11,7 +11,13 @@ from annotated_types import Predicate
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import NonNegativeInt, PositiveInt, Seconds, checked
+from modelzoo_trainer.base.constraints import (
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    checked,
+    checked_dataclass,
+)
 from modelzoo_trainer.base.devices import Stream
 from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
 from modelzoo_trainer.checkpointing.restoring import whole_number
@@ -123,6 +129,7 @@ class ValidationLoop(LoopCallback):
         return outputs
 
 
+@checked_dataclass(owner="loop")
 class TrainingLoop(LoopCallback):
     """Set how long to train and when to validate. A step is one update of the parameters.
 
@@ -148,35 +155,28 @@ class TrainingLoop(LoopCallback):
         ConfigError: If a number or time is invalid, or both `num_steps` and `num_epochs` are given.
     """
 
-    @checked("loop")
-    def __init__(  # noqa: PLR0913  # the YAML section's keys
-        self,
-        num_steps: PositiveInt | None = None,
-        max_steps: PositiveInt | None = None,
-        num_epochs: PositiveInt | None = None,
-        steps_per_epoch: PositiveInt | None = None,
-        eval_frequency: NonNegativeInt | Frequency | Literal["epoch"] | None = 1.0,
-        eval_steps: PositiveInt | None = None,
-        grad_accum_steps: PositiveInt = 1,
-        max_time: Time | Seconds | None = None,
-    ) -> None:
-        if num_steps is not None and num_epochs is not None:
+    num_steps: PositiveInt | None = None
+    max_steps: PositiveInt | None = None
+    num_epochs: PositiveInt | None = None
+    steps_per_epoch: PositiveInt | None = None
+    eval_frequency: NonNegativeInt | Frequency | Literal["epoch"] | None = 1.0
+    eval_steps: PositiveInt | None = None
+    grad_accum_steps: PositiveInt = 1
+    max_time: Time | Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_steps is not None and self.num_epochs is not None:
             raise ConfigError(
-                f"loop: set either num_steps or num_epochs, not both; got num_steps={num_steps} "
-                f"and num_epochs={num_epochs}."
+                f"loop: set either num_steps or num_epochs, not both; got "
+                f"num_steps={self.num_steps} and num_epochs={self.num_epochs}."
             )
-        if num_steps is None and max_steps is None and num_epochs is None:
-            num_epochs = 1
-        self.num_steps = num_steps
-        self.max_steps = max_steps
-        self.num_epochs = num_epochs
-        self.steps_per_epoch = steps_per_epoch
-        self.eval_frequency = None if eval_frequency is None else _frequency(eval_frequency)
-        self.eval_steps = eval_steps
-        self.grad_accum_steps = grad_accum_steps
-        self.max_time = max_time
-        self.max_time_s = _seconds(max_time) if isinstance(max_time, str) else max_time
-        self.val_loop = ValidationLoop(eval_steps=eval_steps)
+        if self.num_steps is self.max_steps is self.num_epochs is None:
+            self.num_epochs = 1
+        if self.eval_frequency is not None:
+            self.eval_frequency = _frequency(self.eval_frequency)
+        time = self.max_time
+        self.max_time_s = _seconds(time) if isinstance(time, str) else time
+        self.val_loop = ValidationLoop(eval_steps=self.eval_steps)
 
 
 def require_training_loop(loop: LoopCallback) -> TrainingLoop:

@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import PositiveFloat, PositiveInt, checked
+from modelzoo_trainer.base.constraints import PositiveFloat, PositiveInt, checked_dataclass
 from modelzoo_trainer.base.devices import Backend
 from modelzoo_trainer.base.dtypes import HalfFloat, dtype_name
 from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
@@ -91,6 +91,7 @@ _DTYPES: Final = {
 }
 
 
+@checked_dataclass(owner="precision")
 class MixedPrecision(Precision):
     """Run the forward pass in autocast with a 16-bit type; scale losses and clip gradients.
 
@@ -115,41 +116,28 @@ class MixedPrecision(Precision):
         ConfigError: If a value is out of range, or both kinds of clipping are given.
     """
 
-    @checked("precision")
-    def __init__(  # noqa: PLR0913  # the YAML section's keys
-        self,
-        enabled: bool = True,
-        fp16_type: HalfFloat = "bfloat16",
-        precision_opt_level: Literal[0, 1, 2] | None = None,
-        loss_scaling_factor: PositiveFloat | Literal["dynamic"] | None = 1.0,
-        initial_loss_scale: PositiveFloat | None = None,
-        steps_per_increase: PositiveInt = 2000,
-        min_loss_scale: PositiveFloat | None = None,
-        max_loss_scale: PositiveFloat | None = None,
-        max_gradient_norm: PositiveFloat | None = None,
-        max_gradient_value: PositiveFloat | None = None,
-        log_loss_scale: bool | None = None,
-    ) -> None:
-        if max_gradient_norm is not None and max_gradient_value is not None:
+    enabled: bool = True
+    fp16_type: HalfFloat = "bfloat16"
+    precision_opt_level: Literal[0, 1, 2] | None = None
+    loss_scaling_factor: PositiveFloat | Literal["dynamic"] | None = 1.0
+    initial_loss_scale: PositiveFloat | None = None
+    steps_per_increase: PositiveInt = 2000
+    min_loss_scale: PositiveFloat | None = None
+    max_loss_scale: PositiveFloat | None = None
+    max_gradient_norm: PositiveFloat | None = None
+    max_gradient_value: PositiveFloat | None = None
+    log_loss_scale: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_gradient_norm is not None and self.max_gradient_value is not None:
             raise ConfigError(
                 f"precision: set either max_gradient_norm or max_gradient_value, not both; got "
-                f"{max_gradient_norm} and {max_gradient_value}."
+                f"{self.max_gradient_norm} and {self.max_gradient_value}."
             )
-        self.enabled = enabled
-        self.fp16_type: str = dtype_name(fp16_type)
-        self.precision_opt_level = precision_opt_level
-        self.loss_scaling_factor = loss_scaling_factor
-        if not isinstance(loss_scaling_factor, str) and loss_scaling_factor is not None:
-            self.loss_scaling_factor = float(
-                loss_scaling_factor
-            )  # may be a number of numpy or torch
-        self.initial_loss_scale = initial_loss_scale
-        self.steps_per_increase = steps_per_increase
-        self.min_loss_scale = min_loss_scale
-        self.max_loss_scale = max_loss_scale
-        self.max_gradient_norm = max_gradient_norm
-        self.max_gradient_value = max_gradient_value
-        self.log_loss_scale = log_loss_scale
+        self.fp16_type: str = dtype_name(self.fp16_type)
+        factor = self.loss_scaling_factor
+        if not isinstance(factor, str) and factor is not None:
+            self.loss_scaling_factor = float(factor)  # may be a number of numpy or torch
         self.scaler: torch.amp.GradScaler | None = None
         self._defers_scale = False
         self._owes_scale = False

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import Name, checked
+from modelzoo_trainer.base.constraints import Name, checked_dataclass
 from modelzoo_trainer.callback import Metrics
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.service_logger import ServiceLogger
@@ -32,6 +32,7 @@ _LONGEST_SETTING: Final = 500  # characters that every kind of store takes
 _LONGEST_NAME: Final = 250
 
 
+@checked_dataclass
 class MLflowLogger(ServiceLogger):
     """Log metrics to an MLflow server or store, with `global_step` as their step.
 
@@ -68,21 +69,15 @@ class MLflowLogger(ServiceLogger):
     Cost: A request about once a second, and one per string; training waits for the response.
     """
 
-    @checked()
-    def __init__(
-        self,
-        experiment_name: Name = "Default",
-        run_name: str | None = None,
-        tracking_uri: str | None = None,
-        run_id: str | None = None,
-        tags: dict[str, str] | None = None,
-    ) -> None:
+    experiment_name: Name = "Default"
+    run_name: str | None = None
+    tracking_uri: str | None = None
+    run_id: str | None = None
+    tags: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
         super().__init__(log)
-        self.experiment_name = experiment_name
-        self.run_name = run_name
-        self.tracking_uri = tracking_uri
-        self.run_id = run_id
-        self.tags = dict(tags or {})
+        self.tags = dict(self.tags or {})
         self._mlflow: Any = None
         self._client: Any = None
         self._points: list[Any] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import PositiveInt, checked
+from modelzoo_trainer.base.constraints import PositiveInt, checked_dataclass
 from modelzoo_trainer.callback import Metrics
 from modelzoo_trainer.hooks.logger import Logger
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.telemetry")
 
 
+@checked_dataclass
 class TelemetryLogger(Logger):
     """Drop metrics that are logged with this logger as `dest`.
 
@@ -31,12 +32,8 @@ class TelemetryLogger(Logger):
         ConfigError: If a value is not a positive integer.
     """
 
-    @checked()
-    def __init__(
-        self, max_buffer_size: PositiveInt = 128, max_buffer_seconds: PositiveInt = 150
-    ) -> None:
-        self.max_buffer_size = max_buffer_size
-        self.max_buffer_seconds = max_buffer_seconds
+    max_buffer_size: PositiveInt = 128
+    max_buffer_seconds: PositiveInt = 150
 
     @override
     def setup(self, trainer: Trainer) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.base.constraints import checked
+from modelzoo_trainer.base.constraints import checked_dataclass
 from modelzoo_trainer.callback import Loader, Metrics
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.service_logger import ServiceLogger
@@ -27,6 +27,7 @@ FLUSH_INTERVAL_S: Final = 1.0
 _FLUSH_SETTING: Final = "x_transaction_log_flush_interval"
 
 
+@checked_dataclass
 class WandbLogger(ServiceLogger):
     """Log metrics to Weights & Biases, with `global_step` as their step.
 
@@ -71,27 +72,17 @@ class WandbLogger(ServiceLogger):
 
     _sends_whole_steps = True
 
-    @checked()
-    def __init__(  # noqa: PLR0913  # the format's arguments
-        self,
-        project: str | None = None,
-        group: str | None = None,
-        run_id: str | None = None,
-        run_name: str | None = None,
-        job_type: str | None = None,
-        tags: Annotated[list[str], "a list of words"] | None = None,
-        resume: Resume = "auto",
-        entity: str | None = None,
-    ) -> None:
+    project: str | None = None
+    group: str | None = None
+    run_id: str | None = None
+    run_name: str | None = None
+    job_type: str | None = None
+    tags: Annotated[list[str], "a list of words"] | None = None
+    resume: Resume = "auto"
+    entity: str | None = None
+
+    def __post_init__(self) -> None:
         super().__init__(log)
-        self.project = project
-        self.group = group
-        self.run_id = run_id
-        self.run_name = run_name
-        self.job_type = job_type
-        self.tags = tags
-        self.resume = resume
-        self.entity = entity
         self._wandb: Any = None
         self._run: Any = None
 

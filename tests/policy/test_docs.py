@@ -11,11 +11,13 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
+from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.callback import Callback
 from modelzoo_trainer.config.json_schema.components import argument_texts
 from modelzoo_trainer.hooks.spec import HOOKS
@@ -151,8 +153,15 @@ def test_docstrings_name_the_parameters_of_their_signatures(sources: list[Any]) 
     assert [f"{source.name}: {said}" for source in sources for said in drift(source.tree)] == []
 
 
+SHIPPED = [getattr(module, name) for module in (callbacks, loggers) for name in module.__all__]
+
+
 @pytest.mark.parametrize(
-    "cls", [*OPTIMIZERS.values(), *SCHEDULERS.values(), *map(processor_class, PROCESSORS)]
+    "cls",
+    [
+        *(*OPTIMIZERS.values(), *SCHEDULERS.values(), *map(processor_class, PROCESSORS)),
+        *(cls for cls in SHIPPED if is_dataclass(cls)),
+    ],
 )
 def test_dataclasses_name_their_parameters(cls: Any) -> None:
     names = list(inspect.signature(cls).parameters)
