@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.base.constraints import PositiveInt, checked
+from modelzoo_trainer.base.constraints import PositiveInt, checked_dataclass
 from modelzoo_trainer.base.dtypes import Float, torch_dtype
 from modelzoo_trainer.base.shown_path import shown_path
 from modelzoo_trainer.callback import Callback, Loader
@@ -67,6 +66,7 @@ _WHERE: Final = "The model of this run"
 _SIZE: Final = re.compile(r"\s*(\d+)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE | re.ASCII)
 
 
+@checked_dataclass
 class HuggingFaceCheckpoint(Callback):
     """Write the model as a folder that `transformers` loads: weights, config.json, tokenizer.
 
@@ -98,20 +98,19 @@ class HuggingFaceCheckpoint(Callback):
             have no counterpart; `averaged` without `ModelEma`.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913  # the keys of its YAML section
-        self,
-        folder: str = "hf_{step}",
-        steps: PositiveInt | None = None,
-        at_end: bool = True,
-        tokenizer: str | None = None,
-        family: str | None = None,
-        dtype: Float | None = None,
-        shard_size: str = "5GB",
-        merge_adapters: bool = True,
-        averaged: bool = False,
-    ) -> None:
-        if steps is None and not at_end:
+    folder: str = "hf_{step}"
+    steps: PositiveInt | None = None
+    at_end: bool = True
+    tokenizer: str | None = None
+    family: str | None = None
+    dtype: Float | None = None
+    shard_size: str = "5GB"
+    merge_adapters: bool = True
+    averaged: bool = False
+
+    def __post_init__(self) -> None:
+        folder, family = self.folder, self.family
+        if self.steps is None and not self.at_end:
             raise ConfigError(f"{_OWNER} would never write a folder. Set steps or at_end.")
         if folder.count("{step}") != 1 or re.search(r"[{}]", folder.replace("{step}", "")):
             raise ConfigError(
@@ -121,15 +120,8 @@ class HuggingFaceCheckpoint(Callback):
         known = sorted(families())
         if family is not None and family not in known:
             raise ConfigError(f"{_OWNER}.family: {family!r} is unknown. {suggest(family, known)}")
-        self.folder = folder
-        self.steps = steps
-        self.at_end = at_end
-        self.tokenizer = tokenizer
-        self.family = family
-        self.dtype: torch.dtype | None = None if dtype is None else torch_dtype(dtype)
-        self.shard_bytes = _bytes_of(shard_size)
-        self.merge_adapters = merge_adapters
-        self.averaged = averaged
+        self._dtype = None if self.dtype is None else torch_dtype(self.dtype)
+        self.shard_bytes = _bytes_of(self.shard_size)
         self._files = TokenizerFiles()
         self._theirs: TheirModel | None = None
         self._layers: dict[str, LoraLayer] = {}
@@ -242,7 +234,7 @@ class HuggingFaceCheckpoint(Callback):
         if self._theirs is None:
             self._export_decoder(model, source, path)
         elif not self.merge_adapters:
-            adapters = plan_adapters(source, self._theirs, self._layers, dtype=self.dtype)
+            adapters = plan_adapters(source, self._theirs, self._layers, dtype=self._dtype)
             write_adapters(adapters, path, tokenizer=self._files)
         else:
             write_transformers(
@@ -255,7 +247,9 @@ class HuggingFaceCheckpoint(Callback):
 
     def _planned(self, trainer: Trainer, source: Source) -> TheirExport:
         assert self._theirs is not None
-        return plan_transformers(source, self._theirs, self._layers, where=_WHERE, dtype=self.dtype)
+        return plan_transformers(
+            source, self._theirs, self._layers, where=_WHERE, dtype=self._dtype
+        )
 
     def _export_decoder(self, model: Module, source: Source, path: Path) -> None:
         assert isinstance(model, Decoder)
@@ -264,7 +258,7 @@ class HuggingFaceCheckpoint(Callback):
             merged_settings(model, self._layers),
             where=_WHERE,
             family=self.family,
-            dtype=self.dtype,
+            dtype=self._dtype,
         )
         write_export(export, path, tokenizer=self._files, shard_bytes=self.shard_bytes)
 
