@@ -34,7 +34,7 @@ MOVED: Final = MappingProxyType(
         "loggers.logger": "hooks.logger",
         "models": "zoo.models",
         "models.shared_weights": "core.parts.shared_weights",
-        "models.sync_batch_norm": "core.parts.sync_batch_norm",
+        "models.sync_batch_norm": "zoo.callbacks.sync_batch_norm",
         "planning": "tools.planning",
         "plugins": "hooks.plugins",
         "predictions": "core.parts.predictions",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.callback import register_global_callback
     from modelzoo_trainer.callbacks.check_loss import CheckLoss
     from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
-    from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
     from modelzoo_trainer.callbacks.count_params import CountParams
     from modelzoo_trainer.callbacks.dump_activations import DumpActivations
     from modelzoo_trainer.callbacks.dump_available_tensor_names import DumpAvailableTensorNames
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.callbacks.lr_finder import LRFinder
     from modelzoo_trainer.callbacks.model_ema import ModelEma
     from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
-    from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm, MoveModulesToDevice
     from modelzoo_trainer.callbacks.nan_checker import NaNChecker
     from modelzoo_trainer.callbacks.op_profiler import OpProfiler
     from modelzoo_trainer.callbacks.parts.tensor_listeners import (
@@ -65,6 +63,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.tools.launch.ray_train_report import RayTrainReport
     from modelzoo_trainer.tools.notification import EmailNotification, SlackNotification
     from modelzoo_trainer.tools.report.callback import Report
+    from modelzoo_trainer.zoo.callbacks.compute_norm_gns import ComputeNormGNS
     from modelzoo_trainer.zoo.callbacks.csx_noops import (
         DebugArgsPath,
         HFCacheDir,
@@ -83,12 +82,15 @@ if TYPE_CHECKING:
     from modelzoo_trainer.zoo.callbacks.hugging_face_checkpoint import HuggingFaceCheckpoint
     from modelzoo_trainer.zoo.callbacks.lora import Lora
     from modelzoo_trainer.zoo.callbacks.model_zoo_params_metadata import ModelZooParamsMetadata
+    from modelzoo_trainer.zoo.callbacks.move_modules import (
+        ConvertSyncBatchNorm,
+        MoveModulesToDevice,
+    )
 
 _HOMES: Final = {
     "callback": ("Callback", "CoreCallback", "ValidationCallback", "register_global_callback"),
     "callbacks.check_loss": ("CheckLoss",),
     "callbacks.compute_norm": ("ComputeNorm",),
-    "callbacks.compute_norm_gns": ("ComputeNormGNS",),
     "callbacks.count_params": ("CountParams",),
     "callbacks.dump_activations": ("DumpActivations",),
     "callbacks.dump_available_tensor_names": ("DumpAvailableTensorNames",),
@@ -107,9 +109,7 @@ _HOMES: Final = {
     "callbacks.lr_finder": ("LRFinder",),
     "callbacks.model_ema": ("ModelEma",),
     "callbacks.model_eval_metrics": ("ModelEvalMetrics",),
-    "callbacks.move_modules": ("ConvertSyncBatchNorm", "MoveModulesToDevice"),
     "callbacks.nan_checker": ("NaNChecker",),
-    "tools.notification": ("EmailNotification", "SlackNotification"),
     "callbacks.op_profiler": ("OpProfiler",),
     "callbacks.parts.tensor_listeners": ("NormTensorListener", "SummaryTensorListener"),
     "callbacks.profiler": ("DurationProfiler", "Profiler", "RateProfiler"),
@@ -127,7 +127,9 @@ _HOMES: Final = {
     "callbacks.wsd_checkpoint": ("WSDCheckpoint",),
     "core": ("Checkpoint", "Logging", "MixedPrecision", "TrainingLoop", "ValidationLoop"),
     "tools.launch.ray_train_report": ("RayTrainReport",),
+    "tools.notification": ("EmailNotification", "SlackNotification"),
     "tools.report.callback": ("Report",),
+    "zoo.callbacks.compute_norm_gns": ("ComputeNormGNS",),
     "zoo.callbacks.csx_noops": ("DebugArgsPath", "HFCacheDir", "WeightCompression"),
     "zoo.callbacks.eleuther_eval_harness": ("EleutherEvalHarness",),
     "zoo.callbacks.expert_load": ("LogExpertLoad",),
@@ -142,6 +144,7 @@ _HOMES: Final = {
     "zoo.callbacks.hugging_face_checkpoint": ("HuggingFaceCheckpoint",),
     "zoo.callbacks.lora": ("Lora",),
     "zoo.callbacks.model_zoo_params_metadata": ("ModelZooParamsMetadata",),
+    "zoo.callbacks.move_modules": ("ConvertSyncBatchNorm", "MoveModulesToDevice"),
 }
 
 __all__ = [

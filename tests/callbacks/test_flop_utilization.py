@@ -9,9 +9,9 @@ from torch import nn
 from backends.blocks import checkpoint_activations
 from modelzoo_trainer import Callback, Checkpoint, MixedPrecision, TrainingLoop
 from modelzoo_trainer.callbacks import flop_utilization, profiler
-from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
 from modelzoo_trainer.callbacks.flop_utilization import FlopCount, FlopUtilization
 from modelzoo_trainer.errors import ConfigError, StopTraining
+from modelzoo_trainer.zoo.callbacks.compute_norm_gns import ComputeNormGNS
 from modelzoo_trainer.zoo.models.experts import MixtureOfExperts
 from modelzoo_trainer.zoo.models.moe_settings import read_moe
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.callbacks.model_ema import ModelEma
-from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm
 from modelzoo_trainer.zoo.callbacks.lora import Lora
+from modelzoo_trainer.zoo.callbacks.move_modules import ConvertSyncBatchNorm
 from tests.distributed.perplexities import validate
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import WIDTH, Net, samples

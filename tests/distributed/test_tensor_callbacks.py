@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, TensorDataset
 
-from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
 from modelzoo_trainer.callbacks.dump_activations import DumpActivations
 from modelzoo_trainer.callbacks.nan_checker import NaNChecker
 from modelzoo_trainer.callbacks.parts.tensor_listeners import (
@@ -18,6 +17,7 @@ from modelzoo_trainer.callbacks.parts.tensor_listeners import (
 )
 from modelzoo_trainer.callbacks.selective_grad import SelectiveGrad
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.compute_norm_gns import ComputeNormGNS
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import make_trainer, samples
 

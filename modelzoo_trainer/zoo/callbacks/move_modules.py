@@ -15,8 +15,8 @@ from typing_extensions import override
 from modelzoo_trainer.base.constraints import Names, checked_dataclass
 from modelzoo_trainer.callback import Callback, CoreCallback, Loader
 from modelzoo_trainer.core.model import ModelCallback
-from modelzoo_trainer.core.parts.sync_batch_norm import share_batch_norms
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.zoo.callbacks.sync_batch_norm import share_batch_norms
 
 if TYPE_CHECKING:
     from modelzoo_trainer.base.devices import Backend

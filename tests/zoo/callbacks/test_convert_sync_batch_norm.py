@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm
-from modelzoo_trainer.core.parts.sync_batch_norm import SharedBatchNorm
+from modelzoo_trainer.zoo.callbacks.move_modules import ConvertSyncBatchNorm
+from modelzoo_trainer.zoo.callbacks.sync_batch_norm import SharedBatchNorm
 
 
 class Net(nn.Module):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from modelzoo_trainer import Callback
-from modelzoo_trainer.callbacks.move_modules import MoveModulesToDevice
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.move_modules import MoveModulesToDevice
 
 
 class Distill(Callback):

@@ -5,7 +5,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modelzoo_trainer import Callback, ConfigError, MixedPrecision, TrainingLoop
 from modelzoo_trainer.callbacks import ComputeNorm
-from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
+from modelzoo_trainer.zoo.callbacks.compute_norm_gns import ComputeNormGNS
 
 ALL = ["Linear", "LayerNorm", "Embedding"]
 

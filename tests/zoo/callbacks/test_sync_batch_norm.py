@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelzoo_trainer.core.parts.sync_batch_norm import SharedBatchNorm, share_batch_norms
+from modelzoo_trainer.zoo.callbacks.sync_batch_norm import SharedBatchNorm, share_batch_norms
 
 
 def alone(tensor):

@@ -21,7 +21,9 @@ from modelzoo_trainer.callback import Batch, Loader, Outputs, StateDict
 from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
 from modelzoo_trainer.callbacks.flop_utilization import uncounted
 from modelzoo_trainer.callbacks.parts.activation_hooks import ActivationHooks, named_modules
-from modelzoo_trainer.callbacks.per_example_norms import (
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batches import batch_size_of
+from modelzoo_trainer.zoo.callbacks.per_example_norms import (
     Use,
     computes_like,
     is_countable,
@@ -30,8 +32,6 @@ from modelzoo_trainer.callbacks.per_example_norms import (
     uses_of,
     wide,
 )
-from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loading.batches import batch_size_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
