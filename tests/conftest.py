@@ -12,6 +12,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -21,6 +22,9 @@ from tests.compat.corpus_here import CORPUS
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the files of tests/golden anew"
+    )
+    parser.addoption(
+        "--part", help="K/N: of N parts of the tests, by their names, run part K (from 0)"
     )
 
 
@@ -38,6 +42,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     whole = not any("::" in arg for arg in config.args)
     for name in ("slow", "soak"):
         _mark_cases(items, name, whole=whole)
+    if config.option.part is not None:
+        number, count = map(int, config.option.part.split("/"))
+        others = [item for item in items if crc32(item.nodeid.encode()) % count != number]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if crc32(item.nodeid.encode()) % count == number]
 
 
 def _mark_cases(items: list[pytest.Item], name: str, *, whole: bool) -> None:
