@@ -47,6 +47,29 @@ def test_every_stop_of_a_walk_is_there(walk: str, page: str, sources: list[Any])
             assert owner in members or owner in functions
 
 
+RECIPES = {  # the files that each needs at most, without generated ones and the changelog
+    "callback": 4,
+    "hook": 4,
+    "backend": 3,
+    "model": 3,
+    "data processor": 3,
+    "optimizer": 4,
+}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_recipe_names_its_steps_files_and_tables(kind: str, page: str, root: Path) -> None:
+    text = page.partition(f"<!-- recipe: {kind} -->\n")[2].partition("\n\n")[0]
+    numbers = re.findall(r"^(\d)\. ", text, re.MULTILINE)
+    assert numbers == [str(idx + 1) for idx in range(len(numbers))]
+    assert 3 <= len(numbers) <= 4
+    paths = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", text)
+    assert [path for path in paths if not (root / path).exists()] == []
+    assert 2 <= len(set(paths)) <= RECIPES[kind]
+    for table, path in re.findall(r"`([A-Z_]+)` of `([\w./]+)`", text):
+        assert re.search(rf"^{table}\b", (root / path).read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_files_and_folders_that_it_names_are_there(page: str, root: Path) -> None:
     named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", page)
     places = [root, root / "modelzoo_trainer", root / "backends"]
