@@ -25,7 +25,7 @@ from typing import Any
 
 from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.zoo.rows.preprocessing import pipeline
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 
 PROCESSES = 2
 HOOK = "modelzoo_trainer.zoo.rows.preprocessing.hooks:text_read_hook"
@@ -99,7 +99,7 @@ def bare_cpu(path: Path, texts: list[str]) -> float:
     return num_tokens / (time.process_time() - begin)
 
 
-def preprocessed_cpu(settings: Settings) -> float:
+def preprocessed_cpu(settings: PreprocessingSettings) -> float:
     """Return tokens per second of CPU time of a whole run in this process."""
     settings = replace(settings, setup=replace(settings.setup, processes=1))
     begin = time.process_time()
@@ -124,7 +124,7 @@ def bare(path: Path, texts: list[str]) -> float:
     return sum(count for _, _, count in found) / seconds
 
 
-def preprocessed(settings: Settings) -> float:
+def preprocessed(settings: PreprocessingSettings) -> float:
     """Return tokens/s of a whole run, with the start of its processes and the writing of all files.
 
     Leaving out the start by not counting the first unit would favour it: by the time of the first
@@ -135,7 +135,7 @@ def preprocessed(settings: Settings) -> float:
     return facts.stats.tokens / (time.perf_counter() - begin)
 
 
-def settings_for(folder: Path, tokenizer: Path, uses_ftfy: bool) -> Settings:
+def settings_for(folder: Path, tokenizer: Path, uses_ftfy: bool) -> PreprocessingSettings:
     out = tempfile.mkdtemp(dir=folder)
     text = f"""
 setup: {{mode: pretraining, processes: {PROCESSES}, output_dir: {out},

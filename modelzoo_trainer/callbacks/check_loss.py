@@ -18,7 +18,7 @@ from typing_extensions import override
 from modelzoo_trainer.base.constraints import FinitePositiveFloat, PositiveInt, checked_dataclass
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
 from modelzoo_trainer.callbacks.step_guard import (
-    LossWindow,
+    RecentLosses,
     StepFinding,
     StepGuard,
     named,
@@ -154,11 +154,11 @@ class CheckLoss(Callback):
             stack.callback(trainer.precision.check_step, None)  # of an interrupted step
             stack.callback(trainer.add_callback(guard).remove)
 
-    def _make_window(self, trainer: Trainer) -> LossWindow | None:
+    def _make_window(self, trainer: Trainer) -> RecentLosses | None:
         if self.spike_window is None:
             return None
         device, dtype = trainer.backend.device, wide_type(trainer)
-        return LossWindow(self.spike_window, self.spike_threshold, device, dtype)
+        return RecentLosses(self.spike_window, self.spike_threshold, device, dtype)
 
     @override
     def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:

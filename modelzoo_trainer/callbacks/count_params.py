@@ -28,7 +28,7 @@ _TEXTS: Final = 4  # number of left-aligned columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CountedTensor:
     """A tensor, or several merged under one name."""
 
     name: str
@@ -88,8 +88,8 @@ class CountParams(Callback):
         self.table = format_table(rows)
         self._is_logged = False
 
-    def _grouped(self, rows: list[Row]) -> list[Row]:
-        groups: dict[str, list[Row]] = {}
+    def _grouped(self, rows: list[CountedTensor]) -> list[CountedTensor]:
+        groups: dict[str, list[CountedTensor]] = {}
         for row in rows:
             name = row.name
             for pattern, text in self._replacements:
@@ -122,16 +122,16 @@ class CountParams(Callback):
         self._is_logged = True
 
 
-def rows_of(model: Module) -> Iterator[Row]:
+def rows_of(model: Module) -> Iterator[CountedTensor]:
     """Yield a row for each parameter and buffer, tied ones once."""
     yield from (_row(name, tensor, "parameter") for name, tensor in model.named_parameters())
     yield from (_row(name, tensor, "buffer") for name, tensor in model.named_buffers())
 
 
-def _row(name: str, tensor: Tensor, kind: str) -> Row:
+def _row(name: str, tensor: Tensor, kind: str) -> CountedTensor:
     num = tensor.numel()
     is_trainable = isinstance(tensor, Parameter) and tensor.requires_grad
-    return Row(
+    return CountedTensor(
         name=name,
         type=kind,
         dtype=str(tensor.dtype).removeprefix("torch."),
@@ -142,7 +142,7 @@ def _row(name: str, tensor: Tensor, kind: str) -> Row:
     )
 
 
-def _merged(name: str, rows: list[Row]) -> Row:
+def _merged(name: str, rows: list[CountedTensor]) -> CountedTensor:
     def common(column: str) -> str:
         values = {getattr(row, column) for row in rows}
         return str(values.pop()) if len(values) == 1 else "mixed"
@@ -160,10 +160,10 @@ def _merged(name: str, rows: list[Row]) -> Row:
     )
 
 
-def format_table(rows: list[Row]) -> str:
+def format_table(rows: list[CountedTensor]) -> str:
     """Format rows and their total as a table."""
     total = sum(row.elements for row in rows)
-    sums = Row(
+    sums = CountedTensor(
         name="total",
         type="",
         dtype="",
@@ -179,7 +179,7 @@ def format_table(rows: list[Row]) -> str:
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
-def _cells(row: Row, total: int) -> tuple[str, ...]:
+def _cells(row: CountedTensor, total: int) -> tuple[str, ...]:
     percent = f"{100 * row.elements / total:.2f}" if total else "-"
     counts = (f"{row.elements:,}", f"{row.bytes:,}", percent, f"{row.trainable:,}")
     return (row.name, row.type, row.dtype, row.shape, *counts)

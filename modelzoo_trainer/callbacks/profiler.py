@@ -245,8 +245,8 @@ class DurationProfiler(TrainingProfiler):
         self._setup_s: float | None = None
         self._total_s: float | None = None
         self._num_steps = 0
-        self._validations = Mean()
-        self._checkpoints = Mean()
+        self._validations = MeanDuration()
+        self._checkpoints = MeanDuration()
 
     @property
     @override
@@ -355,7 +355,7 @@ class DurationProfiler(TrainingProfiler):
         return training_s + num_checkpoints * self._checkpoints.value
 
 
-class Mean:
+class MeanDuration:
     """Mean duration of a recurring event."""
 
     def __init__(self) -> None:

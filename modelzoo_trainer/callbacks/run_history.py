@@ -16,7 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.base.constraints import Count, PositiveInt, checked_dataclass
 from modelzoo_trainer.base.devices import map_tensors
 from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics, Outputs, StateDict
-from modelzoo_trainer.core.loss_accum import Mean, take_all
+from modelzoo_trainer.core.loss_accum import WeightedMean, take_all
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class EpochLoss(Callback):
     """
 
     def __init__(self) -> None:
-        self._mean = Mean(double=True)
+        self._mean = WeightedMean(double=True)
         self._window: list[tuple[Tensor, Any]] = []  # batches since the last optimizer step
         self._is_first = False
         self._lacks_some = False  # of the samples of this epoch
@@ -57,7 +57,7 @@ class EpochLoss(Callback):
     ) -> None:
         self._is_first = trainer.get_callback(EpochLoss) is self
         self._previous = self._mean, self._lacks_some
-        self._mean, self._lacks_some = Mean(double=trainer.backend.caps.float64), False
+        self._mean, self._lacks_some = WeightedMean(double=trainer.backend.caps.float64), False
 
     @override
     def on_fit_start(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _TO_SIGMA: Final = 1.4826
 
 
-class LossWindow:
+class RecentLosses:
     """The losses of the last good steps, on the device; nothing is read on the host.
 
     Median and median absolute deviation are robust to outliers (Leys et al. 2013, Detecting
@@ -220,14 +220,14 @@ class StepGuard(StepLosses):
         batches, their partial results.
 
     Cost: No host read. If it masks, a copy of the model's buffers per step; else see
-        `Backend.optimizer_step`, `Backend.grad_norm` and `LossWindow`.
+        `Backend.optimizer_step`, `Backend.grad_norm` and `RecentLosses`.
     """
 
     def __init__(
         self,
         trainer: Trainer,
         report: Report,
-        window: LossWindow | None,
+        window: RecentLosses | None,
         *,
         masks: bool,
         gradients: bool,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from modelzoo_trainer.base.devices import map_tensors
 from modelzoo_trainer.checkpointing.load_save import write_state
-from modelzoo_trainer.checkpointing.state_json import Encoder, Tensors
+from modelzoo_trainer.checkpointing.state_json import StateEncoder, Tensors
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes
 from modelzoo_trainer.checkpointing.transaction import (
     CheckpointTransaction,
@@ -188,7 +188,7 @@ class BackgroundSaver:
         with self._stalling():
             self._land()
             plain_step, plain = check_step(step), plain_facts(facts or {})
-            encoded = Encoder(state)
+            encoded = StateEncoder(state)
             transaction = CheckpointTransaction(path)
             try:
                 tensors = self._buffer.copy(encoded.tensors)

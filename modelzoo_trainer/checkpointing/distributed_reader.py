@@ -37,7 +37,7 @@ from modelzoo_trainer.checkpointing.shard_index import (
     ShardIndex,
 )
 from modelzoo_trainer.checkpointing.sharded import (
-    Parts,
+    RequestedTensors,
     Use,
     Values,
     as_saved,
@@ -147,7 +147,7 @@ class _ShardedSource:
     def stage(self, items: list[ReadItem]) -> dict[ReadItem, Any]:
         """Return the verified data of the items."""
         staged: dict[ReadItem, Any] = {}
-        parts = Parts(self._path, self._manifest)
+        parts = RequestedTensors(self._path, self._manifest)
         names = {item.storage_index.fqn for item in items if item.type is LoadItemType.BYTE_IO}
         values = Values(parts, {name: self.index.values[name] for name in names})
         for item in items:

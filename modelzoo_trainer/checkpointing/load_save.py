@@ -29,7 +29,7 @@ from modelzoo_trainer.checkpointing.manifest import (
     read_manifest,
 )
 from modelzoo_trainer.checkpointing.shard_index import SHARDS
-from modelzoo_trainer.checkpointing.state_json import Encoder, Tensors, decode
+from modelzoo_trainer.checkpointing.state_json import StateEncoder, Tensors, decode
 from modelzoo_trainer.checkpointing.stores.reading import complete
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes, bytes_of
 from modelzoo_trainer.checkpointing.tensor_header import read_header
@@ -55,7 +55,7 @@ def save(
 
     Args:
         path: The checkpoint; must not exist.
-        state: What to save; see `Encoder`.
+        state: What to save; see `StateEncoder`.
         step: The global step, >= 0, for the manifest.
         facts: Additional entries of the manifest: text, numbers, lists and mappings of them.
 
@@ -66,13 +66,13 @@ def save(
     Cost: Host memory for one block of a tensor.
     """
     plain_step, plain = check_step(step), plain_facts(facts or {})
-    encoded = Encoder(state)
+    encoded = StateEncoder(state)
     write_state(CheckpointTransaction(path), encoded, plain_step, plain)
 
 
 def write_state(
     transaction: CheckpointTransaction,
-    encoded: Encoder,
+    encoded: StateEncoder,
     step: int,
     facts: Mapping[str, Any],
     *,

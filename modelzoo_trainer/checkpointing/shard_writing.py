@@ -43,7 +43,7 @@ from modelzoo_trainer.checkpointing.shard_index import (
     StatePath,
 )
 from modelzoo_trainer.checkpointing.sharded import as_stored, flatten
-from modelzoo_trainer.checkpointing.state_json import Encoder
+from modelzoo_trainer.checkpointing.state_json import StateEncoder
 from modelzoo_trainer.checkpointing.stores.apart import folder_for_upload, upload
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, bytes_of, can_hold
 from modelzoo_trainer.checkpointing.transaction import WriteFile
@@ -60,7 +60,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenEntry:
     """A rank's report on one entry that it wrote."""
 
     file: str
@@ -109,7 +109,7 @@ class _Content:
     def add_value(self, item: WriteItem, value: Any) -> None:
         name = item.index.fqn
         _refuse_distributed(name, value)
-        encoded = Encoder({name: value})
+        encoded = StateEncoder({name: value})
         tensors = [
             [stem, inner, [*self._put(self._whole_file, f"{name}:{inner}", tensor)]]
             for stem, found in encoded.tensors.items()
@@ -187,7 +187,7 @@ def write_share(
         WriteResult(
             index=item.index,
             size_in_bytes=item.tensor_storage_size() or 0,
-            storage_data=Written(file=file, name=name, records=records),
+            storage_data=WrittenEntry(file=file, name=name, records=records),
         )
         for item, file, name in content.places
     ]
@@ -310,14 +310,14 @@ def _tensor_of(name: str, entry: TensorStorageMetadata, written: _Results) -> Sh
     )
 
 
-def _place(name: str, offsets: Any, written: _Results) -> Written:
+def _place(name: str, offsets: Any, written: _Results) -> WrittenEntry:
     result = written.get((name, offsets))
     if result is None:
         where = "" if offsets is None else f" at offset {list(offsets)}"
         raise CheckpointError(
             f"No process has written {name}{where}, although the save plan contains it."
         )
-    place: Written = result.storage_data
+    place: WrittenEntry = result.storage_data
     return place
 
 

@@ -58,7 +58,7 @@ def load_sharded(
     """
     index = read_index(path, manifest)
     names = [name for name, steps in index.paths.items() if keys is None or steps[0][1] in keys]
-    parts = Parts(path, manifest)
+    parts = RequestedTensors(path, manifest)
     leaves: dict[str, Any] = {}
     tied = _tied(index, names)
     for name in names:
@@ -90,7 +90,7 @@ def _tied(index: ShardIndex, names: Iterable[str]) -> dict[str, str]:
     return tied
 
 
-class Parts:
+class RequestedTensors:
     """Read requested tensors of the tensor files, each file once."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
@@ -146,7 +146,7 @@ class Values:
     `parts`: reads the arrays; call its `read` before `decoded`.
     """
 
-    def __init__(self, parts: Parts, files: Mapping[str, str]) -> None:
+    def __init__(self, parts: RequestedTensors, files: Mapping[str, str]) -> None:
         self._raw: dict[str, Any] = {}
         self._tensors: dict[str, Tensors] = {}
         loaded = {file: parts.json(file) for file in sorted(set(files.values()))}
@@ -176,7 +176,9 @@ def _keeping(kept: dict[str, Tensor], name: str) -> Use:
     return keep
 
 
-def _want_whole(parts: Parts, name: str, tensor: ShardedTensor, leaves: dict[str, Any]) -> None:
+def _want_whole(
+    parts: RequestedTensors, name: str, tensor: ShardedTensor, leaves: dict[str, Any]
+) -> None:
     """Request a tensor's blocks and assemble them; use a single block as it is."""
     is_single = len(tensor.chunks) == 1 and tensor.chunks[0].lengths == tensor.shape
     whole = None if is_single else torch.empty(tensor.shape, dtype=dtype_of(tensor))

@@ -14,7 +14,7 @@ from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.file_writing import write_hashed
 from modelzoo_trainer.checkpointing.load_save import write_state
 from modelzoo_trainer.checkpointing.manifest import MANIFEST, FileRecord
-from modelzoo_trainer.checkpointing.state_json import Encoder
+from modelzoo_trainer.checkpointing.state_json import StateEncoder
 from modelzoo_trainer.checkpointing.transaction import (
     CheckpointTransaction,
     WriteFile,
@@ -112,7 +112,7 @@ def save_in_place(
             begin=SlotTransaction,
         )
         return
-    write_state(SlotTransaction(path), Encoder(state), plain_step, plain, by=write_in_place)
+    write_state(SlotTransaction(path), StateEncoder(state), plain_step, plain, by=write_in_place)
 
 
 def is_in_memory(folder: Path) -> bool | None:

@@ -55,10 +55,10 @@ def check_savable(state: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: If a value cannot be saved; the message has its path.
     """
-    Encoder(state)
+    StateEncoder(state)
 
 
-class Encoder:
+class StateEncoder:
     """Split a state into `state_json` for JSON and `tensors` for the tensor files.
 
     Dicts, lists and tuples of any class are restored as these; other values keep their type and
@@ -195,25 +195,25 @@ def _is_wrapped(value: Any) -> bool:
     return all(type(key) is str and uncompiled(key).startswith(WRAPPED) for key in value)
 
 
-_Encode = Callable[[Encoder, Any, Path], Json]
+_Encode = Callable[[StateEncoder, Any, Path], Json]
 _ENCODERS: Final[tuple[tuple[Any, _Encode], ...]] = (
     ((bool, type(None)), lambda encoder, value, path: value),
-    (enum.Enum, Encoder._refuse),  # first: it may also be an int or str
-    (np.generic, Encoder._scalar),
+    (enum.Enum, StateEncoder._refuse),  # first: it may also be an int or str
+    (np.generic, StateEncoder._scalar),
     (str, lambda encoder, value, path: str.__str__(value)),
-    (int, Encoder._int),
-    (float, Encoder._float),
-    (Tensor, Encoder._tensor),
-    (Mapping, Encoder._mapping),
-    (list, Encoder._list),
-    (tuple, Encoder._tuple),
-    (np.ndarray, Encoder._array),
-    (bytes, Encoder._bytes),
+    (int, StateEncoder._int),
+    (float, StateEncoder._float),
+    (Tensor, StateEncoder._tensor),
+    (Mapping, StateEncoder._mapping),
+    (list, StateEncoder._list),
+    (tuple, StateEncoder._tuple),
+    (np.ndarray, StateEncoder._array),
+    (bytes, StateEncoder._bytes),
 )
 
 
 def decode(state_json: Mapping[str, Json], tensors: Tensors) -> dict[str, Any]:
-    """Invert an `Encoder`.
+    """Invert an `StateEncoder`.
 
     Raises:
         CheckpointError: If the JSON does not match the tensors.

@@ -24,7 +24,7 @@ from modelzoo_trainer.checkpointing.lazy_weights import (
 )
 from modelzoo_trainer.checkpointing.load_save import load
 from modelzoo_trainer.checkpointing.manifest import SUFFIX
-from modelzoo_trainer.checkpointing.state_json import Encoder, decode
+from modelzoo_trainer.checkpointing.state_json import StateEncoder, decode
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
 from modelzoo_trainer.checkpointing.torch_file import SUFFIXES
@@ -127,7 +127,7 @@ def write_weights(state: Mapping[str, Any], file: str | Path, *, force: bool = F
     """
     file = Path(file)
     _check_target(file, force)
-    encoder = Encoder({MODEL: state})
+    encoder = StateEncoder({MODEL: state})
     untied = decode(encoder.state_json, encoder.tensors)[MODEL]
     return _write(untied, file, "the state", force=force)
 

@@ -29,12 +29,12 @@ from modelzoo_trainer.cli.plans import (
     shipped_names,
 )
 from modelzoo_trainer.cli.runner import Runner, answered, fail, refuse, refuse_path
-from modelzoo_trainer.cli.signals import Phase, StopRequests
+from modelzoo_trainer.cli.signals import ProcessPhase, StopRequests
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.base.devices import World
-    from modelzoo_trainer.tools.supervisor.settings import Settings
+    from modelzoo_trainer.tools.supervisor.settings import SupervisorSettings
 
 # by --compile-only
 _UNUSED: Final = ("checkpoint=null", "loggers=[]", "autorestart=null", "progress=none")
@@ -152,7 +152,7 @@ def _act(
     if options.supervised is not None:
         return _run_as_child(options, make_names, words, requests)
     if options.action == "plan":
-        requests.set_phase(Phase.RUNNING)  # its folder of temporary files is removed
+        requests.set_phase(ProcessPhase.RUNNING)  # its folder of temporary files is removed
     if options.action in _INSPECT:
         return _INSPECT[options.action](options, make_names)
     if options.action == "compile":
@@ -201,7 +201,7 @@ def _compile(
 # ---- automatic restarts
 
 
-def _restarts(options: argparse.Namespace) -> list[Settings]:
+def _restarts(options: argparse.Namespace) -> list[SupervisorSettings]:
     """Return the restart settings of each trainer; none if the file does not ask for restarts."""
     from modelzoo_trainer.tools.supervisor.settings import read_settings
 
@@ -222,7 +222,7 @@ def _command(argv: Sequence[str] | None, names: MakeNames | None) -> list[str] |
     return [sys.executable, "-m", "modelzoo_trainer", *words] if names is None else None
 
 
-def _supervise(command: list[str], restarts: list[Settings], words: Sequence[str]) -> int:
+def _supervise(command: list[str], restarts: list[SupervisorSettings], words: Sequence[str]) -> int:
     from modelzoo_trainer.base.secrets import hide_in_command
     from modelzoo_trainer.tools.supervisor.supervising import supervise
 

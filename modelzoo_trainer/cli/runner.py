@@ -12,7 +12,7 @@ from modelzoo_trainer.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_US
 from modelzoo_trainer.base.secrets import hide_in_text
 from modelzoo_trainer.base.stderr import say
 from modelzoo_trainer.cli.distributed_run import Report, job_requeues, report_alone, was_restarted
-from modelzoo_trainer.cli.signals import Phase, StopRequests
+from modelzoo_trainer.cli.signals import ProcessPhase, StopRequests
 from modelzoo_trainer.errors import ConfigError, ModelZooError, long_name
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Runner:
         from modelzoo_trainer.core.artifact_dir import remove_unused
 
         self._say_notes(plan)
-        self.requests.set_phase(Phase.STARTING)
+        self.requests.set_phase(ProcessPhase.STARTING)
         try:
             trainer = plan.build()
             self._save_params(plan, trainer)
@@ -141,7 +141,7 @@ class Runner:
                 return self.report(describe(error), WRONG_USE)
             return self._fail(error)
         finally:
-            self.requests.set_phase(Phase.ENDING)
+            self.requests.set_phase(ProcessPhase.ENDING)
             trainer.close()
         return self._code(trainer)
 
@@ -171,15 +171,15 @@ class Runner:
 
             trainer.add_callback(RequeueLimit(num))
 
-        def phase() -> Phase:
+        def phase() -> ProcessPhase:
             is_before_fit = plan.method == "fit" and not trainer.data.num_batches
-            return Phase.STARTING if is_before_fit else Phase.RUNNING
+            return ProcessPhase.STARTING if is_before_fit else ProcessPhase.RUNNING
 
         self.requests.set_phase(phase)
         trainer.raise_on_interrupt = False  # it is an exit code here
         begin = time.perf_counter()
         plan.run(trainer)
-        self.requests.set_phase(Phase.ENDING)
+        self.requests.set_phase(ProcessPhase.ENDING)
         if self._scratch is not None:
             _report_compilations(trainer, time.perf_counter() - begin)
         if self._child is not None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from modelzoo_trainer.base.exit_codes import STOP_SIGNALS, exit_code
 
 
-class Phase(enum.Enum):
+class ProcessPhase(enum.Enum):
     """What the process is doing when a signal arrives."""
 
     STARTING = "exit at once: nothing is lost"
@@ -39,8 +39,8 @@ class StopRequests:
         self.received: str | None = None
         """The first signal that did not exit the process, here or in a trainer."""
         self.owns_process = owns_process
-        self._ask: Callable[[], Phase] | None = None
-        self._phase = Phase.STARTING
+        self._ask: Callable[[], ProcessPhase] | None = None
+        self._phase = ProcessPhase.STARTING
         self._before: dict[int, Any] = {}
         self._end: Callable[[str], None] | None = None
         self._ending = threading.Lock()
@@ -68,16 +68,16 @@ class StopRequests:
 
     def _is_starting(self) -> bool:
         phase = self._phase if self._ask is None else self._ask()
-        return phase is Phase.STARTING
+        return phase is ProcessPhase.STARTING
 
     def _end_by(self, name: str) -> None:
         """Exit the process, once."""
         if self._end is not None and self._ending.acquire(blocking=False):
             self._end(name)
 
-    def set_phase(self, phase: Phase | Callable[[], Phase]) -> None:
+    def set_phase(self, phase: ProcessPhase | Callable[[], ProcessPhase]) -> None:
         """Set what the process is doing."""
-        if isinstance(phase, Phase):
+        if isinstance(phase, ProcessPhase):
             self._phase, self._ask = phase, None
         else:
             self._ask = phase
@@ -113,14 +113,14 @@ class StopRequests:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         phase = self._phase if self._ask is None else self._ask()
-        if phase is Phase.STARTING and self.owns_process:
+        if phase is ProcessPhase.STARTING and self.owns_process:
             if self._end is None:
                 os._exit(exit_code(name))
             threading.Thread(target=self._end_by, args=(name,), daemon=True).start()
             return
         is_first = self.received is None
         self.received = self.received or name
-        if phase is Phase.ENDING and (is_first or number != signal.SIGINT):
+        if phase is ProcessPhase.ENDING and (is_first or number != signal.SIGINT):
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt

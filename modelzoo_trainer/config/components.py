@@ -20,10 +20,10 @@ from modelzoo_trainer.config.arguments import (
 from modelzoo_trainer.config.model_zoo_root import with_advice, with_root
 from modelzoo_trainer.config.names import NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
+    FilePosition,
     Lack,
     Mapping,
     Place,
-    Position,
     Problems,
     Scalar,
     Sequence,
@@ -40,7 +40,7 @@ class Component:
 
     target: Any
     arguments: dict[str, Any]  # by name; components among them are built first
-    at: Position  # where the file names it, or the option that set an argument
+    at: FilePosition  # where the file names it, or the option that set an argument
     path: str
 
     def build(self, *injected: Any) -> Any:

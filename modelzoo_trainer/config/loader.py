@@ -16,9 +16,9 @@ from yaml.scanner import Scanner
 
 from modelzoo_trainer.config.positions import (
     Entry,
+    FilePosition,
     Mapping,
     Node,
-    Position,
     Problems,
     Scalar,
     Sequence,
@@ -126,20 +126,20 @@ def read_file(path: Path) -> Node:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            problems.add(Position(str(path)), "", f"is larger than {MAX_BYTES >> 20} MiB.")
+            problems.add(FilePosition(str(path)), "", f"is larger than {MAX_BYTES >> 20} MiB.")
             problems.raise_if_any()
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        problems.add(Position(str(path)), "", f"is not UTF-8 text (byte {error.start}).")
+        problems.add(FilePosition(str(path)), "", f"is not UTF-8 text (byte {error.start}).")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        problems.add(Position(str(path)), "", f"cannot be read: {reason}.")
+        problems.add(FilePosition(str(path)), "", f"cannot be read: {reason}.")
     if path.suffix == ".py":
         what = (
             f"is a Python file, but a YAML file is required, such as params.yaml. To run a "
             f"program, use: python {path}"
         )
-        problems.add(Position(str(path)), "", what)
+        problems.add(FilePosition(str(path)), "", what)
     problems.raise_if_any()
     return read_text(text, str(path))
 
@@ -168,7 +168,7 @@ def read_value(text: str, source: str) -> Node:
     """
     problems = Problems()
     if not text.strip():
-        return Scalar(None, Position(source))
+        return Scalar(None, FilePosition(source))
     node = _Reading(source, problems, lines=False).read(text)
     problems.raise_if_any()
     assert node is not None  # else there was a problem
@@ -225,7 +225,11 @@ class _Reading:
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             column = error.position - text.rfind("\n", 0, error.position)
-            at = Position(self._source, line, column) if self._lines else Position(self._source)
+            at = (
+                FilePosition(self._source, line, column)
+                if self._lines
+                else FilePosition(self._source)
+            )
             self._problems.add(at, "", f"{_name_of(error.character)} is not allowed in YAML.")
             return None
         except yaml.MarkedYAMLError as error:
@@ -233,14 +237,14 @@ class _Reading:
             self._problems.add(at, "", _syntax(error, self._at(error.context_mark).line))
             return None
         if tree is None:
-            self._problems.add(Position(self._source), "", "the file is empty.")
+            self._problems.add(FilePosition(self._source), "", "the file is empty.")
             return None
         return self._node(tree)[0]
 
-    def _at(self, mark: yaml.Mark | None) -> Position:
+    def _at(self, mark: yaml.Mark | None) -> FilePosition:
         if mark is None or not self._lines:
-            return Position(self._source)
-        return Position(self._source, mark.line + 1, mark.column + 1)
+            return FilePosition(self._source)
+        return FilePosition(self._source, mark.line + 1, mark.column + 1)
 
     def _node(self, raw: yaml.Node) -> tuple[Node, int]:
         """Return the value and the number of values in it after expanding its aliases."""
@@ -261,7 +265,7 @@ class _Reading:
         self._done[id(raw)] = node, size
         return node, size
 
-    def _convert(self, raw: yaml.Node, at: Position) -> tuple[Node, int]:
+    def _convert(self, raw: yaml.Node, at: FilePosition) -> tuple[Node, int]:
         kind = raw.tag.removeprefix(TAG)
         if isinstance(raw, yaml.ScalarNode):
             return self._scalar(raw, kind, at), 1
@@ -273,7 +277,7 @@ class _Reading:
         pairs = [self._node(item) for item in raw.value]
         return Sequence(tuple(node for node, _ in pairs), at), 1 + sum(size for _, size in pairs)
 
-    def _scalar(self, raw: yaml.ScalarNode, kind: str, at: Position) -> Scalar:
+    def _scalar(self, raw: yaml.ScalarNode, kind: str, at: FilePosition) -> Scalar:
         kind = "str" if kind == _MERGE else kind
         if kind not in _SCALARS:
             self._problems.add(at, "", _unknown_tag(raw.tag))
@@ -289,11 +293,11 @@ class _Reading:
             self._problems.add(at, "", "the text contains a null character.")
         return Scalar(value, at, "" if raw.style else raw.value)
 
-    def _mapping(self, raw: yaml.MappingNode, at: Position) -> tuple[Node, int]:
+    def _mapping(self, raw: yaml.MappingNode, at: FilePosition) -> tuple[Node, int]:
         own: dict[object, Entry] = {}
         merged: dict[object, Entry] = {}
         size = 1
-        seen: dict[object, Position] = {}
+        seen: dict[object, FilePosition] = {}
         for raw_key, raw_value in raw.value:
             key_at = self._at(raw_key.start_mark)
             if not isinstance(raw_key, yaml.ScalarNode):
@@ -365,7 +369,7 @@ def _syntax(error: yaml.MarkedYAMLError, line: int) -> str:
     return f"{', '.join(part for part in (context, problem) if part)}."
 
 
-def _near(first: Position, second: Position) -> str:
+def _near(first: FilePosition, second: FilePosition) -> str:
     return f"in line {first.line}" if first.line else f"in {second.source}"
 
 

@@ -12,9 +12,9 @@ from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
 from modelzoo_trainer.config.loader import read_file
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.positions import (
+    FilePosition,
     Mapping,
     Place,
-    Position,
     Problems,
     from_plain,
     to_plain,
@@ -38,7 +38,9 @@ def models_in(source: Path | MappingOf[str, Any], where: str) -> list[tuple[dict
 
     Cost: No model is built, no code of the configuration is run.
     """
-    root = read_file(source) if isinstance(source, Path) else from_plain(source, Position(where))
+    root = (
+        read_file(source) if isinstance(source, Path) else from_plain(source, FilePosition(where))
+    )
     if is_legacy(root):
         root = convert_legacy(root, Problems())  # other sections may be invalid
     names = replace(shipped_names(), try_model=_no_trial)

@@ -13,9 +13,9 @@ from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.plan import METHODS
 from modelzoo_trainer.config.positions import (
     Entry,
+    FilePosition,
     Mapping,
     Node,
-    Position,
     Problems,
     Scalar,
     Sequence,
@@ -44,7 +44,7 @@ class Override:
     # from the root of the file; a text is a key, an `Item` leads into a list
     steps: tuple[str | Item, ...]
     node: Node
-    at: Position  # the option, for messages
+    at: FilePosition  # the option, for messages
     only_present: bool = False  # whether a missing path is ignored instead of created
 
 
@@ -59,7 +59,7 @@ def parse_override(text: str) -> Override:
     """
     source = " ".join(hide_in_command(["--set", text]))
     problems = Problems()
-    at = Position(source)
+    at = FilePosition(source)
     steps: list[str | Item] = []
     end = 0
     while match := _STEP.match(text, end):
@@ -187,7 +187,7 @@ def set_option(
     steps: tuple[str | Item, ...], value: str | None, option: str, *, only_present: bool = False
 ) -> Override:
     """Return the override that an option such as `--device` stands for."""
-    at = Position(option if value is None else f"{option} {value}")
+    at = FilePosition(option if value is None else f"{option} {value}")
     return Override(steps, Scalar(value, at), at, only_present)
 
 
@@ -268,7 +268,7 @@ def _change(name: str, value: str, mode: str | None) -> Override:
     node = read_value(value, source)
     if is_null(node):
         raise ConfigError(f"{source}: requires a number.")
-    return Override(steps, node, Position(source))
+    return Override(steps, node, FilePosition(source))
 
 
 def _null(steps: tuple[str, ...], name: str) -> Override:

@@ -15,7 +15,7 @@ from modelzoo_trainer.config.positions import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class MethodPlan:
     """What the section of a method of the trainer has: the method's arguments."""
 
     dataloader: str  # its main one
@@ -32,23 +32,23 @@ class Method:
         return (self.dataloader, *self.others, self.ckpt, *self.plain)
 
 
-METHODS: Final[Mapping[str, Method]] = {
-    "fit": Method(
+METHODS: Final[Mapping[str, MethodPlan]] = {
+    "fit": MethodPlan(
         dataloader="train_dataloader",
         others=("val_dataloader",),
         several="val_dataloader",
         needs_weights=False,
     ),
-    "validate": Method(dataloader="val_dataloader"),
-    "validate_all": Method(
+    "validate": MethodPlan(dataloader="val_dataloader"),
+    "validate_all": MethodPlan(
         dataloader="val_dataloaders",
         is_needed=False,
         several="val_dataloaders",
         ckpt="ckpt_paths",
         needs_weights=False,  # it takes all that there are
     ),
-    "test": Method(dataloader="dataloader", plain={"eval_steps": PositiveInt | None}),
-    "predict": Method(
+    "test": MethodPlan(dataloader="dataloader", plain={"eval_steps": PositiveInt | None}),
+    "predict": MethodPlan(
         dataloader="dataloader",
         plain={"output_dir": Path | None, "eval_steps": PositiveInt | None},
     ),

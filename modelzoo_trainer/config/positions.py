@@ -13,7 +13,7 @@ from modelzoo_trainer.errors import ConfigError, suggest
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class FilePosition:
     """A place in a file, or on the command line."""
 
     source: str  # the file as the user wrote it, or the option
@@ -34,7 +34,7 @@ class Scalar:
     """A single value: None, True, 3, 0.5 or text."""
 
     value: bool | int | float | str | None
-    at: Position
+    at: FilePosition
     plain: str = ""
     """As it was written without quotes; "" if it was quoted."""
 
@@ -44,14 +44,14 @@ class Sequence:
     """A list."""
 
     items: tuple[Node, ...]
-    at: Position
+    at: FilePosition
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """A value of a mapping with the place of its key."""
 
-    key_at: Position
+    key_at: FilePosition
     node: Node
 
 
@@ -60,7 +60,7 @@ class Mapping:
     """A mapping, in the order of the file."""
 
     entries: dict[Any, Entry]
-    at: Position
+    at: FilePosition
 
     def get(self, key: str) -> Node | None:
         """Return the value of `key`, or None if there is no such key."""
@@ -76,7 +76,7 @@ def is_null(node: Node | None) -> bool:
     return node is None or (isinstance(node, Scalar) and node.value is None)
 
 
-def option_in(node: Node) -> Position | None:
+def option_in(node: Node) -> FilePosition | None:
     """Return the command-line option that set a key or item inside a value, or None."""
     match node:
         case Mapping():
@@ -104,7 +104,7 @@ def to_plain(node: Node, instead: dict[int, Any] | None = None) -> Any:
             return {key: to_plain(entry.node, instead) for key, entry in entries}
 
 
-def from_plain(value: Any, at: Position) -> Node:
+def from_plain(value: Any, at: FilePosition) -> Node:
     """Return plain values with one position."""
     if isinstance(value, MappingOf):
         return Mapping({key: Entry(at, from_plain(one, at)) for key, one in value.items()}, at)
@@ -124,7 +124,7 @@ class Place:
 
     node: Node
     path: str  # as messages write it, such as "trainer.init.callbacks[2]"
-    key_at: Position  # of its key; of an item of a list, that of the item
+    key_at: FilePosition  # of its key; of an item of a list, that of the item
 
     @classmethod
     def root(cls, node: Node) -> Place:
@@ -199,7 +199,7 @@ DATA: Final = "data"
 class Problem:
     """An error or a note about a place."""
 
-    at: Position
+    at: FilePosition
     path: str  # of what; empty for the file itself
     message: str  # what is invalid, what was given, what to do
     lack: Lack | None = None  # what is missing, if the file is valid but cannot run here
@@ -224,8 +224,8 @@ class Problems:
 
     def __init__(self, *, for_a_run: bool = True) -> None:
         self.for_a_run = for_a_run
-        self._found: dict[tuple[Position, str], Problem] = {}
-        self._noted: dict[tuple[Position, str], Problem] = {}
+        self._found: dict[tuple[FilePosition, str], Problem] = {}
+        self._noted: dict[tuple[FilePosition, str], Problem] = {}
         self.whole_numbers: dict[int, int] = {}
         """The integers that scalars such as `1e3` and `1_000` stand for, by their `id`."""
         self.hide: Callable[[str], str] = hide_in_text
@@ -233,12 +233,12 @@ class Problems:
         self.num_added = 0
         """How often a problem was added; repeated ones are counted each time."""
 
-    def add(self, at: Position, path: str, message: str) -> None:
+    def add(self, at: FilePosition, path: str, message: str) -> None:
         """Add a problem; the same one at the same place is kept once."""
         self.num_added += 1
         self._found.setdefault((at, message), Problem(at, path, message))
 
-    def add_to_run(self, at: Position, path: str, message: str, lack: Lack) -> None:
+    def add_to_run(self, at: FilePosition, path: str, message: str, lack: Lack) -> None:
         """Add what is valid but cannot run here: a problem for a run, else a note."""
         if self.for_a_run:
             self.add(at, path, message)
@@ -246,7 +246,7 @@ class Problems:
             message = f"valid, but cannot run here: {message}"
             self._noted.setdefault((at, message), Problem(at, path, message, lack))
 
-    def note(self, at: Position, path: str, message: str) -> None:
+    def note(self, at: FilePosition, path: str, message: str) -> None:
         """Add a note, such as a setting that has no effect here."""
         self._noted.setdefault((at, message), Problem(at, path, message))
 
@@ -290,5 +290,5 @@ class Problems:
             raise ConfigError("\n".join(lines))
 
 
-def _ordered(found: dict[tuple[Position, str], Problem]) -> list[Problem]:
+def _ordered(found: dict[tuple[FilePosition, str], Problem]) -> list[Problem]:
     return sorted(found.values(), key=lambda problem: (problem.at.line == 0, problem.at.line))

@@ -10,7 +10,7 @@ from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import Mapping, Node, Place, Problems, is_null, to_plain
 from modelzoo_trainer.errors import suggest
 from modelzoo_trainer.zoo.rows.modes.truncation import UNREAD
-from modelzoo_trainer.zoo.rows.sections import SECTIONS, Settings
+from modelzoo_trainer.zoo.rows.sections import SECTIONS, PreprocessingSettings
 
 _SINGLE_NODE: Final = "preprocessing runs on one machine; set processes to use its cores"
 _IMAGES: Final = "images are not supported; preprocess the text alone"
@@ -32,7 +32,7 @@ _MODES: Final = {
 }
 
 
-def read_settings(path: Path) -> tuple[Settings, list[str]]:
+def read_settings(path: Path) -> tuple[PreprocessingSettings, list[str]]:
     """Return the settings of a file, and a note for each key that has no effect.
 
     Raises:
@@ -41,12 +41,12 @@ def read_settings(path: Path) -> tuple[Settings, list[str]]:
     return _settings(read_file(path), str(path))
 
 
-def parse_settings(text: str, source: str = "settings") -> tuple[Settings, list[str]]:
+def parse_settings(text: str, source: str = "settings") -> tuple[PreprocessingSettings, list[str]]:
     """Return the settings of YAML text, as `read_settings` does of a file."""
     return _settings(read_text(text, source), source)
 
 
-def _settings(node: Node, source: str) -> tuple[Settings, list[str]]:
+def _settings(node: Node, source: str) -> tuple[PreprocessingSettings, list[str]]:
     problems = Problems()
     root = Place.root(node)
     if not isinstance(node, Mapping):
@@ -61,7 +61,7 @@ def _settings(node: Node, source: str) -> tuple[Settings, list[str]]:
     given = {name: to_plain(place.node) or {} for name, place in root.pairs()}
     notes = [str(note) for note in problems.notes]
     made = {name: kind(**values[name]) for name, kind in SECTIONS.items()}
-    return Settings(**made, given=given, source=source), notes
+    return PreprocessingSettings(**made, given=given, source=source), notes
 
 
 def _note_unread(root: Place, problems: Problems) -> None:

@@ -26,10 +26,10 @@ from modelzoo_trainer.config.model_zoo_root import with_advice
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
     DATA,
+    FilePosition,
     Lack,
     Mapping,
     Place,
-    Position,
     Problems,
     Scalar,
     describe,
@@ -243,7 +243,7 @@ def _try_build(
         problems.note(place.key_at, component.path, text)
 
 
-def _blamed(message: str, owner: str, place: Place) -> Position:
+def _blamed(message: str, owner: str, place: Place) -> FilePosition:
     """Return the position of the key that a message starts with, else an option's, else `place`."""
     inner = _named_in(message, owner, place)
     return inner.key_at if inner is not None else option_in(place.node) or place.key_at

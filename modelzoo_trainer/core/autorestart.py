@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import NonNegativeInt, PositiveInt, Seconds, checked
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.core.parts.watchdog import Position, Watchdog
+from modelzoo_trainer.core.parts.watchdog import RunPosition, Watchdog
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -136,16 +136,16 @@ class AutoRestart(CoreCallback):
 
     # ---- progress
 
-    def position(self) -> Position:
+    def position(self) -> RunPosition:
         """Return where the run is, for the watchdog; called from its thread."""
         trainer = self._trainer
         if trainer is None:
-            return Position(self._num_marks)
+            return RunPosition(self._num_marks)
         validation, data = trainer.val_iterator, trainer.data
         if validation is not None:
             num = validation.num_yielded
             is_steady = num >= _NUM_WARMUP and not validation.is_last
-            return Position((self._num_marks, id(validation)), num, is_steady=is_steady)
+            return RunPosition((self._num_marks, id(validation)), num, is_steady=is_steady)
         num = data.num_batches
         is_steady = (
             self._begun_at is not None
@@ -154,7 +154,7 @@ class AutoRestart(CoreCallback):
             and not data.is_last
             and num != self._saving_at
         )
-        return Position(self._num_marks, num, is_steady=is_steady)
+        return RunPosition(self._num_marks, num, is_steady=is_steady)
 
     def note_progress(self) -> None:
         """Note that the run is not hanging, though it takes long."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 
-class Mean:
+class WeightedMean:
     """A weighted mean on the device, in double precision where the device has it."""
 
     def __init__(self, *, double: bool) -> None:
@@ -67,7 +67,7 @@ class Mean:
             self._sum, self._weight = found["sum"].to(self._dtype), found["weight"]
 
 
-def take_all(means: Mapping[str, Mean], backend: Backend) -> dict[str, Tensor | None]:
+def take_all(means: Mapping[str, WeightedMean], backend: Backend) -> dict[str, Tensor | None]:
     """Return the means over all processes, and reset.
 
     All processes have the same names, each with at least one value; see `NamedMeans` for others.
@@ -95,7 +95,7 @@ class NamedMeans:
     """
 
     def __init__(self) -> None:
-        self._means: dict[str, Mean] = {}
+        self._means: dict[str, WeightedMean] = {}
         self._functions: dict[str, Function | None] = {}
         self._kinds: dict[str, str] = {}
         self._exchange = Exchange()
@@ -120,7 +120,7 @@ class NamedMeans:
             kind: What the weight counts, equal on all processes; not with a function.
         """
         if name not in self._means:
-            self._means[name] = Mean(double=backend.caps.float64)
+            self._means[name] = WeightedMean(double=backend.caps.float64)
             self._kinds[name] = kind or (_PLAIN if function is None else _WITH_FUNCTION)
         self._means[name].add(value, weight)
         self._functions[name] = function
@@ -224,7 +224,7 @@ class LossAccumulation(CoreCallback):
     def __init__(self, num: int = 1) -> None:
         if num == 1:
             self.log_step_hooks = frozenset({"on_train_step_end"})
-        self._train = Mean(double=True)
+        self._train = WeightedMean(double=True)
         self._val = NamedMeans()
         self._labels = ValidationLabels()
         self._is_alone = True
@@ -236,7 +236,7 @@ class LossAccumulation(CoreCallback):
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
-        self._train = Mean(double=trainer.backend.caps.float64)
+        self._train = WeightedMean(double=trainer.backend.caps.float64)
         self._is_alone = trainer.backend.comm.world_size == 1
         if not self._is_alone:  # losses are reduced with the weights
             self.log_step_hooks = frozenset({"on_train_step_end"})

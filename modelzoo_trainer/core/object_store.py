@@ -34,7 +34,7 @@ from modelzoo_trainer.checkpointing.stores.mirror import (
     resolve,
 )
 from modelzoo_trainer.checkpointing.stores.pulling import fetch, pull
-from modelzoo_trainer.checkpointing.stores.session import Session, Times
+from modelzoo_trainer.checkpointing.stores.session import StoreSession, Times
 from modelzoo_trainer.checkpointing.stores.urls import StoreUrl, is_url, parse_url
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.errors import CheckpointError, ConfigError, NoCheckpoint, StoreError
@@ -92,7 +92,7 @@ class ObjectStore(CoreCallback):
         self._mirrors: list[Mirror] = []
         self._home: Mirror | None = None  # of model_dir
         self._last_bytes = 0  # of a checkpoint
-        self._sessions: list[Session] = []
+        self._sessions: list[StoreSession] = []
 
     # ---- URLs
 
@@ -310,7 +310,7 @@ class ObjectStore(CoreCallback):
             return
         for mirror in self._mirrors:
             if mirror is self._home:
-                self._sessions.append(Session.begin(mirror, self.times, self.cache_bytes))
+                self._sessions.append(StoreSession.begin(mirror, self.times, self.cache_bytes))
             else:
                 _pull_only(mirror)
 
@@ -331,7 +331,7 @@ class ObjectStore(CoreCallback):
         begun = {id(session.mirror) for session in self._sessions}
         for mirror in self._mirrors:
             if id(mirror) not in begun:  # of checkpoints only
-                self._sessions.append(Session.begin(mirror, self.times, self.cache_bytes))
+                self._sessions.append(StoreSession.begin(mirror, self.times, self.cache_bytes))
         for session in self._sessions:
             session.start()
 
@@ -357,7 +357,7 @@ class ObjectStore(CoreCallback):
             is_over = all(session.is_over(_SLICE_S) for session in self._sessions)
             if error is None:  # shorter than any time-out of the other processes
                 is_over = comm.broadcast_object(is_over)
-        text = " ".join(filter(None, map(Session.end_of_finish, self._sessions)))
+        text = " ".join(filter(None, map(StoreSession.end_of_finish, self._sessions)))
         if error is None:
             text = comm.broadcast_object(text)
         if text and error is None and trainer.interrupted is None:

@@ -20,14 +20,14 @@ from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.parts.prediction_store import (
     Number,
-    Place,
     PredictionStore,
     Rows,
+    RowsPlace,
     prepare_folder,
     remove_earlier,
     write_index,
 )
-from modelzoo_trainer.core.parts.predictions import Part, Predictions
+from modelzoo_trainer.core.parts.predictions import OutputPart, Predictions
 from modelzoo_trainer.core.summary import loaded_step_of
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.seeded_sampler import SeededSampler
@@ -334,11 +334,11 @@ def _chunks(store: PredictionStore) -> Iterator[list[tuple[Number, Rows]]]:
         yield chunk
 
 
-def _joined(column: list[Tensor]) -> list[Part]:
+def _joined(column: list[Tensor]) -> list[OutputPart]:
     """Concatenate an output of all batches if shapes and types allow it."""
     if len({(tensor.shape[1:], tensor.dtype) for tensor in column}) == 1:
-        return [Part.of(torch.cat(column))]
-    return [Part.of(tensor) for tensor in column]
+        return [OutputPart.of(torch.cat(column))]
+    return [OutputPart.of(tensor) for tensor in column]
 
 
 # ---- in files
@@ -366,15 +366,15 @@ def _in_files(
     return Predictions.load(store.folder)
 
 
-def _index(gathered: list[Any], names: list[str]) -> tuple[list[str], dict[str, list[Place]]]:
+def _index(gathered: list[Any], names: list[str]) -> tuple[list[str], dict[str, list[RowsPlace]]]:
     """Return the files of all processes, and the places of each output, in order."""
     files: list[str] = []
-    batches: list[tuple[tuple[int, int, int], dict[str, Place]]] = []
+    batches: list[tuple[tuple[int, int, int], dict[str, RowsPlace]]] = []
     for rank, (own_files, written) in enumerate(gathered):
         first = len(files)
         files += own_files
         for number, places in written:
-            moved = {name: Place(first + file, *rest) for name, (file, *rest) in places.items()}
+            moved = {name: RowsPlace(first + file, *rest) for name, (file, *rest) in places.items()}
             batches.append((_order(tuple(number), rank), moved))
     batches.sort(key=lambda batch: batch[0])
     return files, {name: [places[name] for _, places in batches] for name in names}

@@ -25,7 +25,7 @@ _NUM_BYTES: Final = 200
 _MOST_WAITING: Final = 64  # batches of one worker while another has none (it has ended)
 
 
-class Loaded(NamedTuple):
+class LoadedBatch(NamedTuple):
     """A batch with metadata from the process that loaded it.
 
     Args:
@@ -47,7 +47,7 @@ class Collation:
     Args:
         collate: The user's collate function.
         observer: The dataset's observer.
-        reports: Whether to return batches as `Loaded`.
+        reports: Whether to return batches as `LoadedBatch`.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class DatasetObserver:
         self.stateful.load_state_dict(copy.deepcopy(states[self.worker]))
         return True
 
-    def loaded(self, batch: Any) -> Loaded:
+    def loaded(self, batch: Any) -> LoadedBatch:
         """Return the batch just loaded, with the state of the dataset."""
         state = None if self.stateful is None else copy.deepcopy(self.stateful.state_dict())
-        return Loaded(batch, self.worker, state, self.num_samples)
+        return LoadedBatch(batch, self.worker, state, self.num_samples)
 
 
 class Rounds:

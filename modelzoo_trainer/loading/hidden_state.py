@@ -62,7 +62,7 @@ _HARMLESS: Final = frozenset({"deprecation_warnings"})
 """Attributes without effect on samples. Tokenizers of transformers: which warnings were given."""
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """Limits of a search.
 
     Args:
@@ -79,8 +79,8 @@ class Limits(NamedTuple):
     only_compares: bool = False
 
 
-OF_SAMPLERS: Final = Limits(1 << 26, 10_000, enters_data=False)
-OF_DATA: Final = Limits(1 << 16, 4_000, enters_data=True)
+OF_SAMPLERS: Final = SearchLimits(1 << 26, 10_000, enters_data=False)
+OF_DATA: Final = SearchLimits(1 << 16, 4_000, enters_data=True)
 OF_LOADING: Final = OF_DATA._replace(only_compares=True)
 
 
@@ -135,7 +135,7 @@ class HiddenState:
     """
 
     def __init__(
-        self, owners: Mapping[str, Any], limits: Limits, known: tuple[Any, ...] = ()
+        self, owners: Mapping[str, Any], limits: SearchLimits, known: tuple[Any, ...] = ()
     ) -> None:
         self.owners = owners
         self._limits = limits
@@ -219,7 +219,7 @@ class HiddenState:
         return copy.deepcopy(owner, {id(one): one for one in shared})
 
 
-def snapshot(owners: Mapping[str, Any], limits: Limits = OF_DATA) -> Snapshot:
+def snapshot(owners: Mapping[str, Any], limits: SearchLimits = OF_DATA) -> Snapshot:
     """Return, by path, what to compare the values in attributes with later."""
     return {found.path: _seen(found) for found in found_in(owners, limits)}
 
@@ -267,7 +267,7 @@ def _is_made(seen: Seen, before: Snapshot) -> bool:
 
 def found_in(
     owners: Mapping[str, Any],
-    limits: Limits,
+    limits: SearchLimits,
     known: tuple[Any, ...] = (),
     left_out: list[Any] | None = None,
 ) -> Iterator[Found]:
@@ -303,7 +303,7 @@ def found_in(
             left_out.append(value)
 
 
-def _is_left_out(value: Any, limits: Limits) -> bool:
+def _is_left_out(value: Any, limits: SearchLimits) -> bool:
     if limits.only_compares and isinstance(value, _CLOSURES):
         return False
     is_data = isinstance(value, Dataset) and not limits.enters_data
@@ -311,7 +311,7 @@ def _is_left_out(value: Any, limits: Limits) -> bool:
     return is_data or is_known or isinstance(value, _LEFT_OUT)
 
 
-def _parts(place: Found, limits: Limits) -> Iterator[Found]:
+def _parts(place: Found, limits: SearchLimits) -> Iterator[Found]:
     value = place.value
     if limits.only_compares:
         mark = mark_of(value, limits.num_bytes // 64)
@@ -326,7 +326,7 @@ def _parts(place: Found, limits: Limits) -> Iterator[Found]:
         yield from _items(place.path, value)
 
 
-def _is_leaf(value: Any, limits: Limits) -> bool:
+def _is_leaf(value: Any, limits: SearchLimits) -> bool:
     if _is_left_out(value, limits):
         return False
     if isinstance(value, (str, bytes)):

@@ -21,9 +21,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
 from modelzoo_trainer.loading.seeded_sampler import SeededSampler
-from modelzoo_trainer.loading.stream import Stream, StreamSampler
+from modelzoo_trainer.loading.stream import IndexStream, StreamSampler
 
-Order = Sequence[Any] | NDArray[Any] | Stream
+Order = Sequence[Any] | NDArray[Any] | IndexStream
 
 _CHUNK: Final = 4096  # indices converted to Python objects at a time
 

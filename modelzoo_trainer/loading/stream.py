@@ -123,13 +123,13 @@ class StreamSampler(Sampler[int]):
         epoch, self.epoch = self.epoch, self.epoch + 1
         return self._indices(self.order(epoch))
 
-    def _indices(self, order: Stream) -> Iterator[int]:
+    def _indices(self, order: IndexStream) -> Iterator[int]:
         for start in range(0, len(order), _CHUNK):
             yield from order[start : start + _CHUNK].tolist()
 
-    def order(self, epoch: int) -> Stream:
+    def order(self, epoch: int) -> IndexStream:
         """Return all indices of an epoch of training, computed as they are sliced."""
-        return Stream(self, epoch)
+        return IndexStream(self, epoch)
 
     @property
     def checksum(self) -> int:
@@ -197,7 +197,7 @@ class StreamSampler(Sampler[int]):
         return order
 
 
-class Stream:
+class IndexStream:
     """The indices of an epoch of training of a `StreamSampler`.
 
     A slice is an array of int64 indices; only the data epochs that it reaches are computed.

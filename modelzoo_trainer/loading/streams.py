@@ -26,7 +26,7 @@ from modelzoo_trainer.loading.dataloader import (
 from modelzoo_trainer.loading.dataset_state import (
     Collation,
     DatasetObserver,
-    Loaded,
+    LoadedBatch,
     Notes,
     Rounds,
     warn_of_change,
@@ -319,7 +319,7 @@ class StreamSource(Source):
         return {"batch_idx": 0, "states": None}
 
     def _received(
-        self, iterator: Iterator[Loaded], start: EpochStart, first: int
+        self, iterator: Iterator[LoadedBatch], start: EpochStart, first: int
     ) -> NumberedBatches:
         self.latest = None
         for number in count(first):
@@ -344,7 +344,7 @@ class StreamSource(Source):
                 continue
             yield number, self._batch_of(loaded)
 
-    def _note(self, num: int, loaded: Loaded) -> None:
+    def _note(self, num: int, loaded: LoadedBatch) -> None:
         """Record the state for a run resumed after `num` batches."""
         if loaded.state is not None:
             self._has_states = True
@@ -352,7 +352,7 @@ class StreamSource(Source):
         elif self._checksums.add(num, loaded.batch):
             self.warn_of_other_batches()
 
-    def _batch_of(self, loaded: Loaded) -> Batch:
+    def _batch_of(self, loaded: LoadedBatch) -> Batch:
         split = self._split
         if split is None or split.count == 1:
             return loaded.batch

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.base.regular_files import open_regular
 from modelzoo_trainer.callback import Metrics
-from modelzoo_trainer.loggers.file_logger import FileLogger, Line, Loaded, is_test
+from modelzoo_trainer.loggers.file_logger import FileLogger, Line, LoadedCheckpoint, is_test
 
 Row = dict[str, str]
 
@@ -222,7 +222,7 @@ class CSVLogger(FileLogger):
         return place.get("num_rows")
 
     @override
-    def _cut(self, path: Path, loaded: Loaded) -> None:
+    def _cut(self, path: Path, loaded: LoadedCheckpoint) -> None:
         def keep(rows: list[Row]) -> list[Row]:
             kept, tests = _kept(rows, loaded)
             self._kept_tests = [
@@ -234,7 +234,7 @@ class CSVLogger(FileLogger):
         self._table_at(path).cut(keep)
 
 
-def _kept(rows: list[Row], loaded: Loaded) -> tuple[list[Row], list[Row]]:
+def _kept(rows: list[Row], loaded: LoadedCheckpoint) -> tuple[list[Row], list[Row]]:
     """Return the rows to keep, and which of them are results of tests after the checkpoint.
 
     Those at the checkpoint, and later ones that a resumed run does not repeat.

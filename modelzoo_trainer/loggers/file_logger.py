@@ -187,7 +187,7 @@ FLUSH_INTERVAL_S: Final = 1.0
 Line = tuple[Metrics, int, float]
 
 
-class Loaded(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     """A checkpoint that a fit may resume from."""
 
     step: int
@@ -224,7 +224,7 @@ class FileLogger(Logger):
         self._flushed = 0.0
         self._has_failed = False
         self._place: dict[str, Any] | None = None
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedCheckpoint | None = None
         self._kept_tests: list[tuple[int, dict[str, str]]] = []
         """Results of tests that were kept when the run resumed, with their steps."""
         self._is_own = False
@@ -264,7 +264,7 @@ class FileLogger(Logger):
         """Return the part of a mark that identifies what was written after it."""
 
     @abstractmethod
-    def _cut(self, path: Path, loaded: Loaded) -> None:
+    def _cut(self, path: Path, loaded: LoadedCheckpoint) -> None:
         """Truncate the file to a checkpoint; keep tests, and what was written since the load."""
 
     # ---- lines
@@ -333,7 +333,7 @@ class FileLogger(Logger):
         if "global_step" in state_dict:
             since = self._since(self.state_dict()) if self._loaded is None else self._loaded.since
             repeats_tests = "test" in scopes_of(trainer)
-            self._loaded = Loaded(trainer.global_step, place, since, repeats_tests)
+            self._loaded = LoadedCheckpoint(trainer.global_step, place, since, repeats_tests)
         if trainer.is_resuming:  # a validation of a checkpoint does not truncate the file
             self._go_back(trainer)
 

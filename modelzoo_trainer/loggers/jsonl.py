@@ -19,7 +19,7 @@ from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.loggers.file_logger import (
     FileLogger,
     Line,
-    Loaded,
+    LoadedCheckpoint,
     cut_back,
     cut_to,
     end_last_line,
@@ -107,7 +107,7 @@ class JsonlLogger(FileLogger):
         return place.get("num_bytes")
 
     @override
-    def _cut(self, path: Path, loaded: Loaded) -> None:
+    def _cut(self, path: Path, loaded: LoadedCheckpoint) -> None:
         tests, own = ([], []) if loaded.place is None else _kept(path, loaded)
         if loaded.place is not None and cut_to(path, loaded.place, b"".join(tests + own)):
             self._kept_tests = list(map(_result_in, tests))
@@ -196,7 +196,7 @@ class JsonlLogger(FileLogger):
             self._record.end_saving(trainer, ckpt_path)
 
 
-def _kept(path: Path, loaded: Loaded) -> tuple[list[bytes], list[bytes]]:
+def _kept(path: Path, loaded: LoadedCheckpoint) -> tuple[list[bytes], list[bytes]]:
     """Return the lines after a checkpoint's mark that a resumed run does not repeat.
 
     Results of tests, and what was written since the checkpoint was loaded.

@@ -4,7 +4,7 @@ import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import profiler
-from modelzoo_trainer.callbacks.profiler import DurationProfiler, Mean
+from modelzoo_trainer.callbacks.profiler import DurationProfiler, MeanDuration
 from modelzoo_trainer.errors import StopTraining
 
 
@@ -103,7 +103,7 @@ def test_a_fit_that_fails_before_it_starts_shows_its_own_error(make, batches, cl
 
 
 def test_the_mean_is_that_of_what_has_ended(clock):
-    mean = Mean()
+    mean = MeanDuration()
     mean.end()
     assert mean.value == 0
     for seconds in (2, 4):

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from backends.sync_guard import SyncGuard
-from modelzoo_trainer.callbacks.step_guard import LossWindow
+from modelzoo_trainer.callbacks.step_guard import RecentLosses
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 
 
 def window(size=8, threshold=6.0):
-    return LossWindow(size, threshold, torch.device("cpu"), torch.float64)
+    return RecentLosses(size, threshold, torch.device("cpu"), torch.float64)
 
 
 def fill(own, values, bad=GOOD):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.base.exit_codes import STOP_SIGNALS, exit_code
-from modelzoo_trainer.cli.signals import Phase, StopRequests
+from modelzoo_trainer.cli.signals import ProcessPhase, StopRequests
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
@@ -68,7 +68,7 @@ def test_a_process_that_is_somebody_elses_is_not_ended_on_the_spot():
 
 def test_in_a_run_it_unwinds():
     with StopRequests() as requests:
-        requests.set_phase(lambda: Phase.RUNNING)
+        requests.set_phase(lambda: ProcessPhase.RUNNING)
         with pytest.raises(SystemExit) as caught:
             send("SIGUSR1")
         with pytest.raises(KeyboardInterrupt):
@@ -79,8 +79,8 @@ def test_in_a_run_it_unwinds():
 
 def test_at_the_end_the_first_is_remembered_and_only_a_second_ctrl_c_unwinds():
     with StopRequests() as requests:
-        requests.set_phase(lambda: Phase.RUNNING)
-        requests.set_phase(Phase.ENDING)
+        requests.set_phase(lambda: ProcessPhase.RUNNING)
+        requests.set_phase(ProcessPhase.ENDING)
         send("SIGTERM")
         send("SIGUSR1")  # job schedulers repeat themselves
         send("SIGTERM")

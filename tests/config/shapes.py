@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from modelzoo_trainer.config.arguments import Parameter, Schema, schema_of
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
-from modelzoo_trainer.config.positions import Place, Position, Problems, Scalar
+from modelzoo_trainer.config.positions import FilePosition, Place, Problems, Scalar
 from tests.config.parts import Part, plain
 
 FORMAT = "the format"
@@ -246,7 +246,7 @@ class Format:
         return shape
 
     def _schema(self, table: NameTable, name: str, num: int) -> tuple[Schema, bool] | None:
-        at = Position("")
+        at = FilePosition("")
         problems = Problems(for_a_run=False)
         target = table.find(name, Place(Scalar(name, at), "", at), problems)
         if target is None:

@@ -9,9 +9,9 @@ from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
 from modelzoo_trainer.config.legacy import keys as legacy_keys
 from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.positions import (
+    FilePosition,
     Mapping,
     Place,
-    Position,
     Problems,
     Scalar,
     Sequence,
@@ -411,22 +411,22 @@ def test_every_position_is_one_of_the_file():
 
 def test_a_value_keeps_its_place_and_that_of_its_key():
     place = at(tree(FULL), "trainer", "init", "loop", "max_steps")
-    assert place.key_at == Position("v1.yaml", 40, 3)
-    assert place.node.at == Position("v1.yaml", 40, 14)
+    assert place.key_at == FilePosition("v1.yaml", 40, 3)
+    assert place.node.at == FilePosition("v1.yaml", 40, 14)
 
 
 def test_a_mapping_that_the_file_does_not_have_is_where_its_section_is():
     place = at(tree(FULL), "trainer", "init", "loop")
-    assert place.key_at == Position("v1.yaml", 32, 1)
-    assert place.node.at == Position("v1.yaml", 33, 3)
+    assert place.key_at == FilePosition("v1.yaml", 32, 1)
+    assert place.node.at == FilePosition("v1.yaml", 33, 3)
 
 
 def test_a_class_is_where_its_name_was_the_value():
     found = tree(FULL)
     optimizer = at(found, "trainer", "init", "optimizer", "AdamW")
     scheduler = at(found, "trainer", "init", "schedulers", 0, "SequentialLR", "schedulers", 1)
-    assert optimizer.key_at == Position("v1.yaml", 20, 19)
-    assert scheduler.inside(("CosineDecayLR",)).key_at == Position("v1.yaml", 26, 19)
+    assert optimizer.key_at == FilePosition("v1.yaml", 20, 19)
+    assert scheduler.inside(("CosineDecayLR",)).key_at == FilePosition("v1.yaml", 26, 19)
 
 
 @pytest.mark.parametrize(("key", "target"), MOVED.items())

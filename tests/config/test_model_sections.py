@@ -11,7 +11,7 @@ from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import to_yaml
 from modelzoo_trainer.config.model_sections import models_in
-from modelzoo_trainer.config.positions import Position, from_plain
+from modelzoo_trainer.config.positions import FilePosition, from_plain
 from modelzoo_trainer.config.published import published_fields
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
@@ -73,7 +73,7 @@ def test_every_setting_that_a_check_accepts_is_accepted_by_a_conversion(
         for value in VALUES:
             content = run_of({"name": name, **REQUIRED, key: value})
             try:
-                check_config(from_plain(content, Position("the file")), names)
+                check_config(from_plain(content, FilePosition("the file")), names)
             except ConfigError:
                 continue
             accepted.add(key)

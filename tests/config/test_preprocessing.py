@@ -6,12 +6,12 @@ import pytest
 
 from modelzoo_trainer.config.preprocessing import parse_settings
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 
 SMALLEST = "setup: {mode: pretraining}\n"
 
 
-def parse(text: str) -> tuple[Settings, list[str]]:
+def parse(text: str) -> tuple[PreprocessingSettings, list[str]]:
     return parse_settings(text, "data.yaml")
 
 

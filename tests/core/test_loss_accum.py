@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, Logging, checkpointing
-from modelzoo_trainer.core.loss_accum import Mean
+from modelzoo_trainer.core.loss_accum import WeightedMean
 from tests.doubles import Cut, History, SaveAndCut, TinyModel, make_trainer, tiny_batches
 
 
@@ -49,7 +49,7 @@ def test_it_is_in_the_checkpoint_only_in_the_middle_of_a_step(tmp_path, num, is_
 @pytest.mark.parametrize("weight", [3, torch.tensor(3)])
 def test_a_mean_goes_on_with_all_its_bits(weight) -> None:
     values = torch.rand(20, generator=torch.Generator().manual_seed(1)) / 3
-    whole, first, second = (Mean(double=True) for _ in range(3))
+    whole, first, second = (WeightedMean(double=True) for _ in range(3))
     for value in values:
         whole.add(value, weight)
     for value in values[:11]:
@@ -62,14 +62,14 @@ def test_a_mean_goes_on_with_all_its_bits(weight) -> None:
 
 
 def test_a_mean_of_nothing_has_no_state() -> None:
-    mean = Mean(double=True)
+    mean = WeightedMean(double=True)
     assert mean.state_dict() is None
     mean.load_state_dict(None, torch.device("cpu"))
     assert mean.take() is None
 
 
 def test_what_is_added_after_a_state_was_taken_is_not_in_it() -> None:
-    mean = Mean(double=True)
+    mean = WeightedMean(double=True)
     mean.add(torch.tensor(1.0), 1)
     state = mean.state_dict()
     mean.add(torch.tensor(5.0), 1)

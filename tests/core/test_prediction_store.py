@@ -11,8 +11,8 @@ import torch
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.core.parts.prediction_store import (
-    Place,
     PredictionStore,
+    RowsPlace,
     prepare_folder,
     remove_earlier,
     write_index,
@@ -65,7 +65,7 @@ def test_the_order_of_the_names_does_not_matter(tmp_path) -> None:
     store.add((0, 0), {"a": torch.zeros(1), "b": torch.ones(1)})
     store.add((1, 0), {"b": torch.ones(1), "a": torch.zeros(1)})
     store.write_rest()
-    assert store.written[1].places == {"a": Place(0, "a", 1, 2), "b": Place(0, "b", 1, 2)}
+    assert store.written[1].places == {"a": RowsPlace(0, "a", 1, 2), "b": RowsPlace(0, "b", 1, 2)}
 
 
 @pytest.mark.parametrize("second", [{"a": torch.ones(1)}, {"a": torch.ones(1), "c": torch.ones(1)}])
@@ -109,7 +109,12 @@ def test_an_index_that_cannot_be_written_is_not_there(tmp_path, monkeypatch, act
 
 
 def test_places_that_follow_one_another_are_one(tmp_path) -> None:
-    places = [Place(0, "a", 0, 2), Place(0, "a", 2, 3), Place(1, "a", 3, 4), Place(1, "b", 4, 5)]
+    places = [
+        RowsPlace(0, "a", 0, 2),
+        RowsPlace(0, "a", 2, 3),
+        RowsPlace(1, "a", 3, 4),
+        RowsPlace(1, "b", 4, 5),
+    ]
     write_index(tmp_path, ["x", "y"], {"a": places}, is_complete=True)
     index = json.loads((tmp_path / INDEX).read_text())
     assert index["outputs"]["a"] == [[0, "a", 0, 3], [1, "a", 3, 4], [1, "b", 4, 5]]

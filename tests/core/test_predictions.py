@@ -12,7 +12,7 @@ from torch import Tensor
 
 from modelzoo_trainer import PredictionError, Predictions
 from modelzoo_trainer.core.parts.prediction_store import PredictionStore, write_index
-from modelzoo_trainer.core.parts.predictions import INDEX, Part
+from modelzoo_trainer.core.parts.predictions import INDEX, OutputPart
 
 ROWS = torch.arange(12.0).reshape(6, 2)
 
@@ -33,7 +33,7 @@ def written(folder: Path, *batches: dict[str, Tensor], is_complete: bool = True)
 
 
 def test_it_is_a_mapping_of_names_to_tensors() -> None:
-    found = Predictions({"a": [Part.of(ROWS)], "b": [Part.of(ROWS[:, 0])]})
+    found = Predictions({"a": [OutputPart.of(ROWS)], "b": [OutputPart.of(ROWS[:, 0])]})
     assert list(found) == ["a", "b"]
     assert len(found) == 2
     assert found.num_samples == 6
@@ -50,9 +50,9 @@ def test_of_nothing_it_is_empty() -> None:
 
 
 def test_parts_of_one_shape_are_joined_and_others_are_rows() -> None:
-    parts = [Part.of(ROWS[:4]), Part.of(ROWS[4:])]
-    other = [Part.of(ROWS[:4]), Part.of(ROWS[4:, :1])]
-    double = [Part.of(ROWS[:4]), Part.of(ROWS[4:].double())]
+    parts = [OutputPart.of(ROWS[:4]), OutputPart.of(ROWS[4:])]
+    other = [OutputPart.of(ROWS[:4]), OutputPart.of(ROWS[4:, :1])]
+    double = [OutputPart.of(ROWS[:4]), OutputPart.of(ROWS[4:].double())]
     found = Predictions({"a": parts, "b": other, "c": double})
     assert torch.equal(found["a"], ROWS)
     assert [len(found[name]) for name in "bc"] == [6, 6]

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from modelzoo_trainer.core.parts.watchdog import Position, Watchdog
+from modelzoo_trainer.core.parts.watchdog import RunPosition, Watchdog
 
 
 class Run:
     """A run whose position the test sets, and a watchdog that polls every second."""
 
     def __init__(self, **limits) -> None:
-        self.position = Position("start")
+        self.position = RunPosition("start")
         self.watchdog = Watchdog(lambda: self.position, **limits)
         self.now = 0.0
 
@@ -31,7 +31,7 @@ class Run:
 
     def train(self, num, interval=1.0):
         for _ in range(num):
-            self.position = Position("train", self.position.count + 1, is_steady=True)
+            self.position = RunPosition("train", self.position.count + 1, is_steady=True)
             assert self.stay(interval) is None
 
 
@@ -50,7 +50,7 @@ def test_with_long_steps_it_is_ten_of_them():
 def test_many_batches_between_two_looks_are_so_much_shorter():
     run = Run()
     for num in range(1, 20):
-        run.position = Position("train", 100 * num, is_steady=True)
+        run.position = RunPosition("train", 100 * num, is_steady=True)
         run.stay(20)
     assert run.stay(1000) == pytest.approx(60, abs=20)
 
@@ -75,9 +75,9 @@ def test_another_stretch_begins_again():
     run = Run(hang_timeout=5)
     run.train(10)
     run.stay(4)
-    run.position = Position("save", run.position.count)
+    run.position = RunPosition("save", run.position.count)
     assert run.stay(1000) is None
-    run.position = Position("train", run.position.count + 1, is_steady=True)
+    run.position = RunPosition("train", run.position.count + 1, is_steady=True)
     assert run.stay(100) == pytest.approx(6, abs=1)
 
 
@@ -91,7 +91,7 @@ def test_time_in_which_the_process_did_not_run_does_not_count():
 
 def test_who_listens_is_reported_at_each_look():
     looks = []
-    watchdog = Watchdog(lambda: Position(0), on_look=lambda: looks.append(1))
+    watchdog = Watchdog(lambda: RunPosition(0), on_look=lambda: looks.append(1))
     for now in range(3):
         assert not watchdog.is_hung(float(now))
     assert len(looks) == 3
@@ -99,7 +99,7 @@ def test_who_listens_is_reported_at_each_look():
 
 def test_a_thread_that_was_stopped_looks_no_more():
     looks = []
-    watchdog = Watchdog(lambda: Position(0), on_look=lambda: looks.append(1))
+    watchdog = Watchdog(lambda: RunPosition(0), on_look=lambda: looks.append(1))
     watchdog.stop()
     watchdog._run()
     assert looks == []

@@ -75,3 +75,13 @@ def test_what_is_offered_exists(sources: list[Any]) -> None:
         if not hasattr(importlib.import_module(source.module), name)
     ]
     assert missing == []
+
+
+def test_a_public_class_name_means_one_thing(sources: list[Any]) -> None:
+    homes: dict[str, list[str]] = {}
+    for source in sources:
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(source.name)
+    assert len(homes) > 500
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}

@@ -26,8 +26,8 @@ from modelzoo_trainer.checkpointing.stores.mirror import (
     mirror_of,
 )
 from modelzoo_trainer.checkpointing.stores.pulling import fetch, make_stub
-from modelzoo_trainer.checkpointing.stores.reading import FileRecord, alone
-from modelzoo_trainer.checkpointing.stores.record import Record
+from modelzoo_trainer.checkpointing.stores.reading import SizeAndDigest, alone
+from modelzoo_trainer.checkpointing.stores.record import MirrorRecord
 from modelzoo_trainer.errors import CheckpointError
 
 _SHARE: Final = "share-"
@@ -58,7 +58,7 @@ def folder_for_upload(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def upload(path: Path, attempt: str, folder: Path, files: Mapping[str, FileRecord]) -> None:
+def upload(path: Path, attempt: str, folder: Path, files: Mapping[str, SizeAndDigest]) -> None:
     """Upload files of a checkpoint.
 
     Args:
@@ -112,7 +112,7 @@ def bring(mirror: Mirror, name: str, attempt: str | None) -> None:
                 f"local copy. Is another run using {mirror.url}?"
             )
         make_stub(mirror, name, text, owns=True)
-        record = Record.read(mirror.folder)
+        record = MirrorRecord.read(mirror.folder)
         record.checkpoints[name] = attempt
         record.write()
         bound(mirror, record, None)

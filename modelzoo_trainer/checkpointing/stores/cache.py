@@ -17,7 +17,7 @@ from modelzoo_trainer.checkpointing.stores.mirror import (
     checkpoints_in,
     files_of,
 )
-from modelzoo_trainer.checkpointing.stores.record import Record
+from modelzoo_trainer.checkpointing.stores.record import MirrorRecord
 
 log = logging.getLogger("modelzoo_trainer.stores")
 
@@ -56,7 +56,7 @@ class _Copy:
         log.debug("Removed the local copy of %s (%.1f MB).", self.path, self.num_bytes / 1e6)
 
 
-def _copies(mirror: Mirror, record: Record) -> list[_Copy]:
+def _copies(mirror: Mirror, record: MirrorRecord) -> list[_Copy]:
     """Return the local copies of checkpoints that are in the store, the oldest first."""
     found = []
     for name in checkpoints_in(mirror):
@@ -67,7 +67,7 @@ def _copies(mirror: Mirror, record: Record) -> list[_Copy]:
     return sorted(found, key=lambda copy: copy.written)
 
 
-def bound(mirror: Mirror, record: Record, limit_bytes: int | None) -> None:
+def bound(mirror: Mirror, record: MirrorRecord, limit_bytes: int | None) -> None:
     """Remove the oldest local copies until all take at most `limit_bytes`; the newest one stays.
 
     A process that reads one of them has it open, or downloads it again.
@@ -92,7 +92,7 @@ def make_room(mirror: Mirror, num_bytes: int, *, keep: Path | None = None) -> bo
     needed = num_bytes + _HEADROOM_BYTES
     if _free(mirror) >= needed:
         return True
-    for copy in _copies(mirror, Record.read(mirror.folder)):
+    for copy in _copies(mirror, MirrorRecord.read(mirror.folder)):
         if keep is None or copy.path != keep:
             copy.remove()
             if _free(mirror) >= needed:

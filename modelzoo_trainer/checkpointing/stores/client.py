@@ -33,7 +33,7 @@ _RETRIES: Final = 3  # of one request; the callers try whole operations again
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """Time limits.
 
     Args:
@@ -66,7 +66,7 @@ def import_obstore(url: StoreUrl) -> ModuleType:
     return obstore
 
 
-def limits_of(options: Mapping[str, Any]) -> Limits:
+def limits_of(options: Mapping[str, Any]) -> TimeLimits:
     """Return the time limits among the options of a store.
 
     Raises:
@@ -76,8 +76,8 @@ def limits_of(options: Mapping[str, Any]) -> Limits:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise ConfigError(f"options.{name}: expected a positive number, got {value!r}")
-    default = Limits()
-    return Limits(
+    default = TimeLimits()
+    return TimeLimits(
         float(given.get("request_seconds", default.request_s)),
         float(given.get("retry_seconds", default.retry_s)),
     )
@@ -88,7 +88,9 @@ def is_plain(options: Mapping[str, Any]) -> bool:
     return str(options.get("endpoint", "")).startswith("http://")
 
 
-def open_client(api: ModuleType, url: StoreUrl, options: Mapping[str, Any], limits: Limits) -> Any:
+def open_client(
+    api: ModuleType, url: StoreUrl, options: Mapping[str, Any], limits: TimeLimits
+) -> Any:
     """Return the client of a bucket.
 
     Raises:

@@ -30,7 +30,7 @@ _QUERY: Final = re.compile(r"\?\S*")
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     """Why a request failed.
 
     Args:
@@ -62,7 +62,7 @@ class _Rule:
         texts: Parts of messages of obstore.
     """
 
-    failure: Failure
+    failure: RequestFailure
     codes: str = ""
     kinds: str = ""
     texts: tuple[str, ...] = ()
@@ -78,11 +78,11 @@ class _Rule:
 
 _RULES: Final = (
     _Rule(
-        Failure("the bucket {bucket!r} does not exist", "Create it, or correct the URL."),
+        RequestFailure("the bucket {bucket!r} does not exist", "Create it, or correct the URL."),
         "NoSuchBucket ContainerNotFound ContainerBeingDeleted InvalidBucketName",
     ),
     _Rule(
-        Failure("no credentials were found", "{credentials}"),
+        RequestFailure("no credentials were found", "{credentials}"),
         texts=(
             "//169.254.",
             "//metadata",
@@ -92,15 +92,15 @@ _RULES: Final = (
         ),
     ),
     _Rule(
-        Failure("the credentials have expired", "Renew them."),
+        RequestFailure("the credentials have expired", "Renew them."),
         "ExpiredToken ExpiredTokenException TokenRefreshRequired RequestExpired",
     ),
     _Rule(
-        Failure("the clock of this machine differs from the store's", "Set the clock."),
+        RequestFailure("the clock of this machine differs from the store's", "Set the clock."),
         "RequestTimeTooSkewed RequestInTheFuture",
     ),
     _Rule(
-        Failure(
+        RequestFailure(
             "the credentials are not accepted",
             "They are wrong, or requests are changed on the way, as by a proxy. {credentials}",
             attempts=_ATTEMPTS,
@@ -111,7 +111,7 @@ _RULES: Final = (
         "UnauthenticatedError",
     ),
     _Rule(
-        Failure(
+        RequestFailure(
             "the bucket is in another region or at another endpoint",
             "Set the option region (AWS_REGION) or endpoint (AWS_ENDPOINT_URL).",
         ),
@@ -119,50 +119,52 @@ _RULES: Final = (
         "TemporaryRedirect 301",
     ),
     _Rule(
-        Failure("the store has no space left", "Free space, or raise the quota."),
+        RequestFailure("the store has no space left", "Free space, or raise the quota."),
         "QuotaExceeded InsufficientStorage XMinioStorageFull InsufficientCapacity "
         "AccountQuotaExceeded StorageQuotaExceeded 507",
     ),
     _Rule(
-        Failure("data were damaged on the way to the store", is_temporary=True),
+        RequestFailure("data were damaged on the way to the store", is_temporary=True),
         "BadDigest InvalidDigest XAmzContentSHA256Mismatch XAmzContentChecksumMismatch "
         "IncompleteBody Md5Mismatch Crc64Mismatch MissingContentLength",
     ),
     _Rule(
-        Failure("the store answered with an error", is_temporary=True),
+        RequestFailure("the store answered with an error", is_temporary=True),
         "SlowDown ServerBusy RequestTimeout OperationTimedOut InternalError ServiceUnavailable "
         "OperationAborted ConditionalRequestConflict Throttling ThrottlingException NoSuchUpload "
         "InvalidPart TooManyRequests RequestLimitExceeded 408 409 425 429 500 502 503 504",
     ),
-    _Rule(Failure("the store refused the request", is_temporary=True), "MalformedXML 400"),
+    _Rule(RequestFailure("the store refused the request", is_temporary=True), "MalformedXML 400"),
     _Rule(
-        Failure("access is denied", "Grant reading, writing, listing and deleting objects."),
+        RequestFailure("access is denied", "Grant reading, writing, listing and deleting objects."),
         "AccessDenied AllAccessDisabled AccountProblem AuthorizationFailure "
         "AuthorizationPermissionMismatch InsufficientAccountPermissions AccountIsDisabled "
         "Forbidden 403",
         "PermissionDeniedError",
     ),
     _Rule(
-        Failure("the object is shorter than expected", is_short=True),
+        RequestFailure("the object is shorter than expected", is_short=True),
         "InvalidRange 416",
         texts=("Invalid range",),
     ),
-    _Rule(Failure("there is no such object", is_missing=True), "404", "FileNotFoundError"),
+    _Rule(RequestFailure("there is no such object", is_missing=True), "404", "FileNotFoundError"),
     _Rule(
-        Failure("the endpoint is not encrypted (http)", "Set the option allow_http to true."),
+        RequestFailure(
+            "the endpoint is not encrypted (http)", "Set the option allow_http to true."
+        ),
         texts=("BadScheme",),
     ),
     _Rule(
-        Failure("the certificate of the endpoint is not trusted", "Set root_certificate."),
+        RequestFailure("the certificate of the endpoint is not trusted", "Set root_certificate."),
         texts=("invalid peer certificate", "UnknownIssuer"),
     ),
     _Rule(
-        Failure("the store did not answer in time", is_temporary=True),
+        RequestFailure("the store did not answer in time", is_temporary=True),
         kinds="TimeoutError",
         texts=("kind: Timeout", "TimedOut", "operation timed out"),
     ),
     _Rule(
-        Failure(
+        RequestFailure(
             "the endpoint cannot be reached",
             "Check the network and the option endpoint.",
             is_temporary=True,
@@ -170,7 +172,7 @@ _RULES: Final = (
         texts=("kind: Connect", "dns error"),
     ),
     _Rule(
-        Failure("the connection was interrupted", is_temporary=True),
+        RequestFailure("the connection was interrupted", is_temporary=True),
         texts=(
             "HTTP error",
             "invalid list response",
@@ -186,7 +188,7 @@ _RULES: Final = (
 """In order: the first that fits."""
 
 
-def classify(error: Exception, url: StoreUrl) -> Failure:
+def classify(error: Exception, url: StoreUrl) -> RequestFailure:
     """Return why a request to a store failed."""
     text = str(error)
     codes = frozenset([*_CODE.findall(text), *_STATUS.findall(text)])
@@ -198,4 +200,4 @@ def classify(error: Exception, url: StoreUrl) -> Failure:
                 reason += f" ({', '.join(sorted(codes))})"
             return replace(rule.failure, reason=reason, advice=rule.failure.advice.format(**known))
     first = _QUERY.sub("", text.partition("\n")[0].partition("<")[0])[:200].strip(" -:")
-    return Failure(first or type(error).__name__)
+    return RequestFailure(first or type(error).__name__)

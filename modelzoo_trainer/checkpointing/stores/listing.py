@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from modelzoo_trainer.checkpointing.stores.lease import LOCK_NAME
 from modelzoo_trainer.checkpointing.stores.mirror import ATTEMPT, MANIFEST, SENT_HIDDEN
-from modelzoo_trainer.checkpointing.stores.store import Listed
+from modelzoo_trainer.checkpointing.stores.store import StoredObject
 
 
 @dataclass(slots=True)
@@ -16,11 +16,13 @@ class Listing:
 
     checkpoints: set[str] = field(default_factory=set)
     written: dict[str, float] = field(default_factory=dict)
-    parts: dict[str, list[Listed]] = field(default_factory=dict)  # files of attempts, by checkpoint
-    files: dict[str, Listed] = field(default_factory=dict)
+    parts: dict[str, list[StoredObject]] = field(
+        default_factory=dict
+    )  # files of attempts, by checkpoint
+    files: dict[str, StoredObject] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, entries: Iterable[Listed]) -> Listing:
+    def of(cls, entries: Iterable[StoredObject]) -> Listing:
         """Sort the objects of a store, without objects of other runs below its prefix."""
         found, given = cls(), list(entries)
         others = tuple(

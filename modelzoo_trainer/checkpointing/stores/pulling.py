@@ -29,12 +29,12 @@ from modelzoo_trainer.checkpointing.stores.mirror import (
 )
 from modelzoo_trainer.checkpointing.stores.reading import is_in_mirror
 from modelzoo_trainer.checkpointing.stores.record import (
-    Record,
+    MirrorRecord,
     SentFile,
     deletions,
     write_atomically,
 )
-from modelzoo_trainer.checkpointing.stores.store import Listed
+from modelzoo_trainer.checkpointing.stores.store import StoredObject
 from modelzoo_trainer.errors import NoCheckpoint, NoSuchObject
 
 log = logging.getLogger("modelzoo_trainer.stores")
@@ -52,7 +52,7 @@ def pull(
     *,
     owns: bool,
     with_files: bool = False,
-    entries: list[Listed] | None = None,
+    entries: list[StoredObject] | None = None,
 ) -> None:
     """Bring the folder up to date with the store.
 
@@ -73,7 +73,7 @@ def pull(
         OSError: If the folder cannot be written.
     """
     listing = Listing.of(mirror.store.list("") if entries is None else entries)
-    record = Record.read(mirror.folder)
+    record = MirrorRecord.read(mirror.folder)
     is_busy = not owns and _is_in_use(mirror)
     gone = {(one.name, one.attempt) for one in deletions(mirror.folder)}
     was_filled = bool(record.checkpoints)
@@ -110,7 +110,7 @@ def _is_rest_there(mirror: Mirror, name: str, listing: Listing) -> bool:
     )
 
 
-def _keep_or_set_aside(mirror: Mirror, name: str, record: Record, news: list[str]) -> None:
+def _keep_or_set_aside(mirror: Mirror, name: str, record: MirrorRecord, news: list[str]) -> None:
     """Keep a checkpoint that the listing of the store lacks, set it aside, or remove it."""
     was_there = name in record.checkpoints
     if was_there and _manifest(mirror, name) is not None:
@@ -144,7 +144,12 @@ def _is_in_use(mirror: Mirror) -> bool:
 
 
 def _pull_checkpoints(
-    mirror: Mirror, listing: Listing, record: Record, gone: set[tuple[str, str]], *, owns: bool
+    mirror: Mirror,
+    listing: Listing,
+    record: MirrorRecord,
+    gone: set[tuple[str, str]],
+    *,
+    owns: bool,
 ) -> list[str]:
     """Make a folder for each checkpoint of the store; return those that were not known here.
 
@@ -238,7 +243,7 @@ def _set_aside(mirror: Mirror, name: str, why: str) -> None:
     )
 
 
-def _pull_files(mirror: Mirror, listing: Listing, record: Record) -> None:
+def _pull_files(mirror: Mirror, listing: Listing, record: MirrorRecord) -> None:
     """Download metrics, logs and other files that are missing here or were changed elsewhere."""
     wanted = {
         name: entry
@@ -254,14 +259,16 @@ def _pull_files(mirror: Mirror, listing: Listing, record: Record) -> None:
                 record.files[name] = sent
 
 
-def _is_current(mirror: Mirror, name: str, entry: Listed, record: Record) -> bool:
+def _is_current(mirror: Mirror, name: str, entry: StoredObject, record: MirrorRecord) -> bool:
     """Return whether the store has not changed a file since it was downloaded."""
     sent = record.files.get(name)
     is_known = sent is not None and sent.modified == entry.modified
     return is_known and os.path.lexists(mirror.path / name)
 
 
-def _pull_file(mirror: Mirror, name: str, entry: Listed, sent: SentFile | None) -> SentFile | None:
+def _pull_file(
+    mirror: Mirror, name: str, entry: StoredObject, sent: SentFile | None
+) -> SentFile | None:
     """Download a file, unless the store has what was uploaded from here."""
     path = mirror.path / name
     try:
@@ -313,7 +320,7 @@ def fetch(mirror: Mirror, name: str) -> Path:
     return mirror.path / name
 
 
-def _file_of_weights(mirror: Mirror, name: str) -> list[Listed]:
+def _file_of_weights(mirror: Mirror, name: str) -> list[StoredObject]:
     """Return a file of weights, with the files of its folder that it may need."""
     folder, _, file = name.rpartition("/")
     beside = [one for one in mirror.store.list(folder) if one.name.rpartition("/")[0] == folder]

@@ -29,7 +29,7 @@ from modelzoo_trainer.checkpointing.stores.mirror import (
     files_of,
     plain_files_in,
 )
-from modelzoo_trainer.checkpointing.stores.record import Deletion, Record, SentFile, deletions
+from modelzoo_trainer.checkpointing.stores.record import Deletion, MirrorRecord, SentFile, deletions
 from modelzoo_trainer.errors import DamagedObject, NoSuchObject, StoreError
 
 log = logging.getLogger("modelzoo_trainer.stores")
@@ -73,7 +73,7 @@ class Pusher:
 
     def __init__(self, mirror: Mirror, check: Callable[[], None]) -> None:
         self.mirror = mirror
-        self.record = Record.read(mirror.folder)
+        self.record = MirrorRecord.read(mirror.folder)
         self.progress = Progress()
         self._check = check
         self._sent: set[str] = set()  # objects of attempts, by this process

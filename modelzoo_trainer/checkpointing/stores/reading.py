@@ -27,7 +27,7 @@ _NUM_TRIES: Final = 10
 _T = TypeVar("_T")
 
 
-class FileRecord(Protocol):
+class SizeAndDigest(Protocol):
     """Size and digest of a file."""
 
     @property
@@ -44,7 +44,7 @@ def is_in_mirror(path: Path) -> bool:
     return bool(located(path)[1])
 
 
-def complete(path: Path, files: Mapping[str, FileRecord]) -> None:
+def complete(path: Path, files: Mapping[str, SizeAndDigest]) -> None:
     """Download those files of a checkpoint that are missing; a no-op outside of a mirror.
 
     Several processes may call it at the same time: each file is downloaded once.
@@ -87,7 +87,7 @@ def complete(path: Path, files: Mapping[str, FileRecord]) -> None:
         )
 
 
-def opened(path: Path, files: Mapping[str, FileRecord], open_files: Callable[[], _T]) -> _T:
+def opened(path: Path, files: Mapping[str, SizeAndDigest], open_files: Callable[[], _T]) -> _T:
     """Complete a checkpoint and return what a function opens of it.
 
     The uploads of a run bound the local copy, and may remove a file before it is opened. It is
@@ -113,7 +113,7 @@ def opened(path: Path, files: Mapping[str, FileRecord], open_files: Callable[[],
                 raise
 
 
-def _fetch(mirror: Mirror, name: str, target: Path, record: FileRecord) -> None:
+def _fetch(mirror: Mirror, name: str, target: Path, record: SizeAndDigest) -> None:
     """Download a file of a checkpoint, and make it visible when it is complete."""
     fresh = mirror.folder / f"download-{secrets.token_hex(8)}"
     try:

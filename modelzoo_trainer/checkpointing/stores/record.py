@@ -31,7 +31,7 @@ class SentFile:
 
 
 @dataclass(slots=True)
-class Record:
+class MirrorRecord:
     """What of a mirror is in the store, by path relative to the mirror."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Record:
     files: dict[str, SentFile] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> Record:
+    def read(cls, folder: Path) -> MirrorRecord:
         """Read the record; an unreadable one is empty: everything is compared again."""
         record = cls(folder)
         with suppress(OSError, ValueError, TypeError, AttributeError, LookupError):

@@ -19,7 +19,7 @@ log = logging.getLogger("modelzoo_trainer.stores")
 
 _LARGE_BYTES: Final = 1 << 26
 
-_OPEN: Final[dict[str, Session]] = {}
+_OPEN: Final[dict[str, StoreSession]] = {}
 _LOCK: Final = threading.Lock()
 
 
@@ -38,7 +38,7 @@ class Times:
     wait_s: float = 600.0
 
 
-class Session:
+class StoreSession:
     """The lock on a prefix, and the uploads to it; shared by the trainers of a process.
 
     Args:
@@ -58,7 +58,7 @@ class Session:
         self._pid = os.getpid()
 
     @classmethod
-    def begin(cls, mirror: Mirror, times: Times, cache_bytes: int | None) -> Session:
+    def begin(cls, mirror: Mirror, times: Times, cache_bytes: int | None) -> StoreSession:
         """Check and lock the prefix, and bring the mirror up to date.
 
         Raises:

@@ -18,14 +18,14 @@ import xxhash
 
 from modelzoo_trainer.base.regular_files import open_regular
 from modelzoo_trainer.checkpointing.stores.client import (
-    Limits,
+    TimeLimits,
     import_obstore,
     is_plain,
     limits_of,
     open_client,
 )
 from modelzoo_trainer.checkpointing.stores.downloads import download_ranges
-from modelzoo_trainer.checkpointing.stores.failures import Failure, classify
+from modelzoo_trainer.checkpointing.stores.failures import RequestFailure, classify
 from modelzoo_trainer.checkpointing.stores.urls import StoreUrl, parse_url
 from modelzoo_trainer.errors import (
     ConfigError,
@@ -57,7 +57,7 @@ class Tag(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-class Listed(NamedTuple):
+class StoredObject(NamedTuple):
     """An object in a listing; `modified`: seconds since 1970 by the clock of the store."""
 
     name: str
@@ -106,7 +106,7 @@ class Store:
         url: StoreUrl,
         client: Any,
         api: ModuleType | Any,
-        limits: Limits,
+        limits: TimeLimits,
         *,
         is_plain: bool = False,
     ) -> None:
@@ -312,20 +312,20 @@ class Store:
 
         return self._run(f"download {name}", get)
 
-    def list(self, prefix: str = "") -> list[Listed]:
+    def list(self, prefix: str = "") -> list[StoredObject]:
         """Return all objects below a folder, in order of their names."""
 
-        def collect() -> list[Listed]:
+        def collect() -> list[StoredObject]:
             path = self._path(prefix) if prefix else self.url.prefix
             cut = len(self.url.prefix) + 1 if self.url.prefix else 0
             found = [
-                Listed(one["path"][cut:], one["size"], one["last_modified"].timestamp())
+                StoredObject(one["path"][cut:], one["size"], one["last_modified"].timestamp())
                 for chunk in self._api.list(self._client, path or None)
                 for one in chunk
             ]
             return sorted(found)
 
-        def collect_twice() -> list[Listed]:
+        def collect_twice() -> list[StoredObject]:
             found = collect()
             while found != (found := collect()):  # a damaged answer, or something new
                 pass
@@ -413,7 +413,7 @@ class Store:
             pause_s = min(pause_s * 2, 15)
         raise self._error(action, failure) from None
 
-    def _error(self, action: str, failure: Failure) -> StoreError:
+    def _error(self, action: str, failure: RequestFailure) -> StoreError:
         text = f"{self.url}: cannot {action}: {failure.reason}. {failure.advice}".strip()
         if failure.is_missing:
             return NoSuchObject(text)

@@ -14,10 +14,10 @@ from modelzoo_trainer.config.legacy import keys
 from modelzoo_trainer.config.legacy.optimizer import convert_optimizer, convert_schedulers
 from modelzoo_trainer.config.positions import (
     Entry,
+    FilePosition,
     Mapping,
     Node,
     Place,
-    Position,
     Problems,
     Scalar,
     Sequence,
@@ -268,7 +268,7 @@ def _elsewhere(key: str, section: Place) -> str:
 class Draft:
     """A mapping to which values are added by path; mappings in between are created."""
 
-    def __init__(self, key_at: Position, at: Position) -> None:
+    def __init__(self, key_at: FilePosition, at: FilePosition) -> None:
         self.key_at = key_at
         self.at = at
         self._entries: dict[str, Entry | Draft] = {}

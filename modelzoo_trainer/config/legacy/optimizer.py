@@ -9,10 +9,10 @@ from typing import Any, Final
 from modelzoo_trainer.config.legacy.keys import OPTIMIZER, OPTIMIZER_OTHERS
 from modelzoo_trainer.config.positions import (
     Entry,
+    FilePosition,
     Mapping,
     Node,
     Place,
-    Position,
     Problems,
     Scalar,
     Sequence,
@@ -241,7 +241,9 @@ def _text(place: Place, fits: str, problems: Problems) -> str | None:
     return None
 
 
-def _component(name: str, name_at: Position, entries: dict[Any, Entry], place: Place) -> Mapping:
+def _component(
+    name: str, name_at: FilePosition, entries: dict[Any, Entry], place: Place
+) -> Mapping:
     arguments = Mapping(entries, place.node.at)
     return Mapping({name: Entry(name_at, arguments)}, place.node.at)
 

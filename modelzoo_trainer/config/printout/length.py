@@ -32,7 +32,7 @@ _FEW = 5  # positions that are listed without a gap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Positions:
+class EventSteps:
     """The steps of an event: the multiples of a number, and the end."""
 
     every: int | None  # the number; None = at the end alone
@@ -127,27 +127,27 @@ class RunLength:
         return self.end is not None and self.is_at_step_0
 
     @property
-    def validations(self) -> Positions | None:
+    def validations(self) -> EventSteps | None:
         """The steps with a validation; None if there is none, or they are unknown."""
         if self.evaluates_every is not None:
-            return Positions(every=self.evaluates_every)
+            return EventSteps(every=self.evaluates_every)
         frequency = self.loop.eval_frequency
         if not frequency or frequency == EPOCH:
             return None
         if not isinstance(frequency, float):
-            return Positions(every=frequency)
+            return EventSteps(every=frequency)
         if frequency == 1.0:
-            return Positions(every=None)
+            return EventSteps(every=None)
         if self.end is None:
             return None
-        return Positions(every=max(1, math.ceil(frequency * self.end)))
+        return EventSteps(every=max(1, math.ceil(frequency * self.end)))
 
     @property
-    def checkpoints(self) -> Positions | None:
+    def checkpoints(self) -> EventSteps | None:
         """The steps with a checkpoint; None if there are none, or only the initial one."""
         first = 0 if self.has_initial_checkpoint else None
         times = self.checkpoint.times
-        return Positions(every=times.steps, first=first) if self.checkpoint.saves_at_end else None
+        return EventSteps(every=times.steps, first=first) if self.checkpoint.saves_at_end else None
 
     @property
     def has_initial_checkpoint(self) -> bool:
@@ -155,9 +155,9 @@ class RunLength:
         return self.checkpoint.save_initial_checkpoint and self.ckpt_path in (None, ...)
 
     @property
-    def log_lines(self) -> Positions:
+    def log_lines(self) -> EventSteps:
         """Which steps are logged."""
-        return Positions(every=self.logging.log_steps or None)
+        return EventSteps(every=self.logging.log_steps or None)
 
 
 def _made(kind: Callable[..., Any], component: Component | None) -> Any:

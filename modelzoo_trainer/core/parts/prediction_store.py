@@ -30,7 +30,7 @@ Number: TypeAlias = tuple[int, int]
 Rows: TypeAlias = dict[str, Tensor]
 
 
-class Place(NamedTuple):
+class RowsPlace(NamedTuple):
     """The place of rows of one output: the tensor `key` of a file, from `start` to `stop`."""
 
     file: int
@@ -39,11 +39,11 @@ class Place(NamedTuple):
     stop: int
 
 
-class Written(NamedTuple):
+class BatchPlaces(NamedTuple):
     """The places of the rows of a batch, by output name."""
 
     number: Number
-    places: dict[str, Place]
+    places: dict[str, RowsPlace]
 
 
 class PredictionStore:
@@ -60,7 +60,7 @@ class PredictionStore:
         self.limit = limit
         self.names: tuple[str, ...] | None = None
         """The names of the outputs; None before the first batch."""
-        self.written: list[Written] = []
+        self.written: list[BatchPlaces] = []
         self.held: deque[tuple[Number, Rows]] = deque()
         self.is_written = not limit
         """Whether files are written."""
@@ -107,18 +107,18 @@ class PredictionStore:
             batches.append(self.held.popleft())
             size += _size(batches[-1][1])
         self._num_held -= size
-        places: list[dict[str, Place]] = [{} for _ in batches]
+        places: list[dict[str, RowsPlace]] = [{} for _ in batches]
         tensors: Rows = {}
         for name in self.names or ():
             column = [rows[name] for _, rows in batches]
             for idx, key, start in _joined(name, column, tensors, self.names or ()):
                 stop = start + len(column[idx])
-                places[idx][name] = Place(self.num_files, key, start, stop)
+                places[idx][name] = RowsPlace(self.num_files, key, start, stop)
         path = self._partial(self.num_files)
         self.num_files += 1
         self._save(path, tensors)
         self.written += [
-            Written(number, place) for (number, _), place in zip(batches, places, strict=True)
+            BatchPlaces(number, place) for (number, _), place in zip(batches, places, strict=True)
         ]
 
     def _save(self, path: Path, tensors: Rows) -> None:
@@ -263,7 +263,7 @@ def remove_earlier(folder: Path) -> None:
 
 
 def write_index(
-    folder: Path, files: list[str], outputs: Mapping[str, list[Place]], *, is_complete: bool
+    folder: Path, files: list[str], outputs: Mapping[str, list[RowsPlace]], *, is_complete: bool
 ) -> None:
     """Write the index of all processes' files, which commits the predictions."""
     index = {
@@ -288,9 +288,9 @@ def write_index(
         raise refusal(folder / INDEX, error) from error
 
 
-def _merged(places: list[Place]) -> list[Place]:
+def _merged(places: list[RowsPlace]) -> list[RowsPlace]:
     """Merge consecutive places in a tensor."""
-    found: list[Place] = []
+    found: list[RowsPlace] = []
     for place in places:
         last = found[-1] if found else None
         if last is not None and last[:2] == place[:2] and last.stop == place.start:

@@ -26,7 +26,7 @@ VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OutputPart:
     """Consecutive rows of one output: their shape and type, and how to load them."""
 
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Part:
     load: Callable[[], Tensor]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Part:
+    def of(cls, tensor: Tensor) -> OutputPart:
         """Return the part of a tensor in memory."""
         return cls(tuple(tensor.shape), tensor.dtype, lambda: tensor)
 
@@ -55,7 +55,7 @@ class Predictions(Mapping[str, Tensor | list[Tensor]]):
 
     def __init__(
         self,
-        parts: Mapping[str, Sequence[Part]],
+        parts: Mapping[str, Sequence[OutputPart]],
         *,
         is_complete: bool = True,
         path: Path | None = None,
@@ -81,7 +81,7 @@ class Predictions(Mapping[str, Tensor | list[Tensor]]):
     @property
     def num_samples(self) -> int:
         """The number of rows of the first output."""
-        first: Sequence[Part] = next(iter(self._parts.values()), ())
+        first: Sequence[OutputPart] = next(iter(self._parts.values()), ())
         return sum(part.shape[0] for part in first)
 
     def parts(self, name: str) -> Iterator[Tensor]:
@@ -104,7 +104,7 @@ class Predictions(Mapping[str, Tensor | list[Tensor]]):
             begin += part.shape[0]
         return whole
 
-    def _of(self, name: str) -> Sequence[Part]:
+    def _of(self, name: str) -> Sequence[OutputPart]:
         if name not in self._parts:
             raise KeyError(f"no output {name!r}; available: {', '.join(self._parts) or 'none'}")
         return self._parts[name]
@@ -125,7 +125,7 @@ class Predictions(Mapping[str, Tensor | list[Tensor]]):
         return f"{type(self).__name__}({', '.join(shown)}{tail})"
 
 
-def _described(parts: Sequence[Part]) -> str:
+def _described(parts: Sequence[OutputPart]) -> str:
     num = sum(part.shape[0] for part in parts)
     kinds = {(part.shape[1:], part.dtype) for part in parts}
     if len(kinds) > 1:
@@ -168,7 +168,7 @@ class _Index:
                 f"{raw['version']!r}; expected {FORMAT!r}, version {VERSION}."
             )
 
-    def parts(self) -> dict[str, list[Part]]:
+    def parts(self) -> dict[str, list[OutputPart]]:
         """Return the parts of all outputs."""
         headers = [self._header(name) for name in self._files]
         try:
@@ -189,13 +189,15 @@ class _Index:
         except (OSError, ValueError) as error:
             raise PredictionError(f"{str(path)!r} cannot be read: {error}.") from error
 
-    def _part(self, headers: Sequence[Header], file: int, key: str, start: int, stop: int) -> Part:
+    def _part(
+        self, headers: Sequence[Header], file: int, key: str, start: int, stop: int
+    ) -> OutputPart:
         entry = headers[file].tensors[key]
         if file < 0 or not entry.shape or not 0 <= start <= stop <= entry.shape[0]:
             raise ValueError(f"{key!r} has no rows {start} to {stop}")
         path, data_start = self._folder / self._files[file], headers[file].data_start
         load = partial(self._load, path, data_start, entry, (start, stop))
-        return Part((stop - start, *entry.shape[1:]), getattr(torch, entry.dtype), load)
+        return OutputPart((stop - start, *entry.shape[1:]), getattr(torch, entry.dtype), load)
 
     def _load(
         self, path: Path, data_start: int, entry: TensorEntry, rows: tuple[int, int]

@@ -34,7 +34,7 @@ _LAST_RESORT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class RunPosition:
     """Position of a run.
 
     Args:
@@ -66,7 +66,7 @@ class Watchdog:
 
     def __init__(
         self,
-        look: Callable[[], Position],
+        look: Callable[[], RunPosition],
         stacks: Path | None = None,
         *,
         hang_timeout: float | None = None,
@@ -81,7 +81,7 @@ class Watchdog:
         self._timer = StallTimer(_INTERVAL_S)
         self.set_limits(hang_timeout, startup_timeout)
         self._durations: deque[float] = deque(maxlen=_NUM_KEPT)
-        self._position: Position | None = None
+        self._position: RunPosition | None = None
         self._is_over = threading.Event()
 
     def set_limits(self, hang_timeout: float | None, startup_timeout: float | None) -> None:

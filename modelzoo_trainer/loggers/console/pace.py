@@ -12,7 +12,7 @@ WINDOW_S: Final = 30.0
 _FORWARD: Final = 1 / 3  # estimated time of a validation batch, in steps, until one is measured
 
 
-class Mean:
+class MeanPeriod:
     """The mean duration of a repeated event."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -68,8 +68,8 @@ class Pace:
         self._pauses: set[str] = set()  # why it is paused
         self._paused_at = 0.0
         self._begin: tuple[float, int] | None = None  # the first look that counts
-        self.validations = Mean(clock)
-        self.saves = Mean(clock)
+        self.validations = MeanPeriod(clock)
+        self.saves = MeanPeriod(clock)
 
     # ---- observations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from modelzoo_trainer.base.constraints import checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.sparsity.curves import Curve, Schedule
-from modelzoo_trainer.optim.sparsity.init_methods import InitMethod, Layout
+from modelzoo_trainer.optim.sparsity.init_methods import InitMethod, RankingGroups
 from modelzoo_trainer.optim.sparsity.selection import Filter
 from modelzoo_trainer.optim.sparsity.updates import Updates
 
@@ -49,14 +49,14 @@ class SparsityAlgorithm(ABC):
         updates: Updates | None,
         init_method: InitMethod,
         param_filter: Filter | None,
-        layout: Layout | None = None,
+        layout: RankingGroups | None = None,
     ) -> None:
         globs = [param_filter] if isinstance(param_filter, str) else param_filter
         self.fraction = fraction
         self.updates = updates
         self.init_method = init_method
         self.param_filter = None if globs is None else tuple(globs)
-        self.layout = layout or Layout()
+        self.layout = layout or RankingGroups()
 
     def leaves(self) -> list[SparsityAlgorithm]:
         """Return the algorithms that apply to parameters themselves."""
@@ -125,7 +125,7 @@ def described(thing: object, without: str = "") -> str:
     if isinstance(thing, (list, tuple)):
         return f"[{', '.join(map(described, thing))}]"
     kind = type(thing)
-    if not isinstance(thing, (SparsityAlgorithm, Curve, Updates, Layout)):
+    if not isinstance(thing, (SparsityAlgorithm, Curve, Updates, RankingGroups)):
         return kind.__name__
     names = getattr(kind, "__slots__", None) or vars(thing)
     kept = {name.removeprefix("_"): getattr(thing, name) for name in names if name != without}

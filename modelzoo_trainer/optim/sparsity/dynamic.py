@@ -14,7 +14,12 @@ from modelzoo_trainer.base.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.sparsity.algorithm import SparsityAlgorithm, limited, one_of
 from modelzoo_trainer.optim.sparsity.curves import Schedule, as_curve
-from modelzoo_trainer.optim.sparsity.init_methods import InitMethod, Layout, random_scores, ranks
+from modelzoo_trainer.optim.sparsity.init_methods import (
+    InitMethod,
+    RankingGroups,
+    random_scores,
+    ranks,
+)
 from modelzoo_trainer.optim.sparsity.selection import Filter
 from modelzoo_trainer.optim.sparsity.updates import UpdateSteps, as_updates
 
@@ -40,7 +45,7 @@ class DropAndGrow(SparsityAlgorithm):
         update: UpdateSteps,
         init_method: InitMethod,
         param_filter: Filter | None,
-        layout: Layout | None = None,
+        layout: RankingGroups | None = None,
     ) -> None:
         name = type(self).__name__
         self.drop_fraction = as_curve(drop_fraction, f"{name}.drop_fraction")
@@ -195,11 +200,11 @@ class RigL(DropAndGrow):
         return torch.where(sizes.isfinite(), sizes, 0)
 
 
-def _layout(num_in: int | None, num_out: int | None) -> Layout:
+def _layout(num_in: int | None, num_out: int | None) -> RankingGroups:
     if num_in is not None and num_out is not None:
         raise ConfigError(
             "RigL: balance_in_groups and balance_out_groups are both given. Remove one of them."
         )
     if num_in is not None:
-        return Layout(dim=1, num=num_in)
-    return Layout(dim=0, num=num_out or 1)
+        return RankingGroups(dim=1, num=num_in)
+    return RankingGroups(dim=0, num=num_out or 1)

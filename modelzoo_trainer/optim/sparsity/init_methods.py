@@ -14,7 +14,7 @@ _FACTOR: Final = 0x45D9F3B  # odd: multiplication is invertible; small: no overf
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RankingGroups:
     """How a tensor is divided into groups that are ranked separately."""
 
     dim: int = 0  # the dimension that is divided
@@ -65,22 +65,22 @@ def _mixed(words: Tensor) -> Tensor:
 
 
 InitMethod = Literal["random", "topk", "from_zeros", "checkerboard"]
-InitFunction = Callable[[Tensor, Layout, Tensor, Tensor], Tensor]
+InitFunction = Callable[[Tensor, RankingGroups, Tensor, Tensor], Tensor]
 
 
-def _random(weight: Tensor, layout: Layout, num_kept: Tensor, key: Tensor) -> Tensor:
+def _random(weight: Tensor, layout: RankingGroups, num_kept: Tensor, key: Tensor) -> Tensor:
     return ranks(random_scores(layout.rows(weight), key)) < num_kept
 
 
-def _topk(weight: Tensor, layout: Layout, num_kept: Tensor, key: Tensor) -> Tensor:
+def _topk(weight: Tensor, layout: RankingGroups, num_kept: Tensor, key: Tensor) -> Tensor:
     return ranks(layout.rows(weight.abs())) < num_kept
 
 
-def _from_zeros(weight: Tensor, layout: Layout, num_kept: Tensor, key: Tensor) -> Tensor:
+def _from_zeros(weight: Tensor, layout: RankingGroups, num_kept: Tensor, key: Tensor) -> Tensor:
     return layout.rows(weight) != 0
 
 
-def _checkerboard(weight: Tensor, layout: Layout, num_kept: Tensor, key: Tensor) -> Tensor:
+def _checkerboard(weight: Tensor, layout: RankingGroups, num_kept: Tensor, key: Tensor) -> Tensor:
     lines = weight.shape[0]
     line = torch.arange(lines, device=weight.device).unsqueeze(1)
     size = weight.numel() // lines

@@ -49,7 +49,7 @@ def read_duration(value: Any) -> Duration | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunLengths:
     """What lengths of time depend on.
 
     Attributes:

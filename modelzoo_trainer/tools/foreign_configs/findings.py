@@ -16,7 +16,7 @@ _WIDTH: Final = 96
 _LONGEST: Final = 60  # characters of a value
 
 
-class Kind(Enum):
+class FindingKind(Enum):
     """Why a key is listed; the values are headings, in their order."""
 
     MISSING = "Not converted: needs a number that the file does not have"
@@ -30,7 +30,7 @@ class Kind(Enum):
 class Finding:
     """A key of the converted file, and what to know about it."""
 
-    kind: Kind
+    kind: FindingKind
     path: str
     value: str
     """As it is shown; "" for a default that the file does not write."""
@@ -47,7 +47,7 @@ class Findings:
         self._all: list[Finding] = []
         self._mistakes: list[str] = []
 
-    def add(self, kind: Kind, path: str, value: Any, why: str) -> None:
+    def add(self, kind: FindingKind, path: str, value: Any, why: str) -> None:
         """Add a finding.
 
         `value`: as in the file; `...` = the file does not have the key.
@@ -73,15 +73,15 @@ class Findings:
     @property
     def is_complete(self) -> bool:
         """Whether the result does what the file said, up to keys without effect."""
-        return all(finding.kind is Kind.NO_EFFECT for finding in self._all)
+        return all(finding.kind is FindingKind.NO_EFFECT for finding in self._all)
 
-    def of(self, kind: Kind) -> list[Finding]:
+    def of(self, kind: FindingKind) -> list[Finding]:
         """Return the findings of a kind, in the order of the file."""
         return [finding for finding in self._all if finding.kind is kind]
 
     def lines(self) -> Iterator[str]:
         """Yield the list as lines of text."""
-        for kind in Kind:
+        for kind in FindingKind:
             found = self.of(kind)
             if found:
                 yield f"{kind.value}:"

@@ -8,12 +8,12 @@ from typing import Any
 
 from modelzoo_trainer.base.annotations import describe
 from modelzoo_trainer.errors import suggest
-from modelzoo_trainer.tools.foreign_configs.findings import Findings, Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind, Findings
 from modelzoo_trainer.tools.foreign_configs.interpolation import is_named
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ForeignKey:
     """A key of a foreign file.
 
     Attributes:
@@ -22,28 +22,28 @@ class Key:
         neutral: Values that say what is so here anyway.
     """
 
-    kind: Kind | None
+    kind: FindingKind | None
     text: str
     neutral: tuple[Any, ...] = ()
 
 
-Keys = Mapping[str, Key]
+Keys = Mapping[str, ForeignKey]
 """Keys by their paths; `*` in a path is any one name."""
 
 
-def moved(here: str) -> Key:
+def moved(here: str) -> ForeignKey:
     """Return a key that is converted. `here`: its counterpart."""
-    return Key(None, here)
+    return ForeignKey(None, here)
 
 
-def no_effect(why: str) -> Key:
+def no_effect(why: str) -> ForeignKey:
     """Return a key that changes nothing here."""
-    return Key(Kind.NO_EFFECT, why)
+    return ForeignKey(FindingKind.NO_EFFECT, why)
 
 
-def absent(why: str, *neutral: Any) -> Key:
+def absent(why: str, *neutral: Any) -> ForeignKey:
     """Return a key without counterpart. `why`: and what to do instead."""
-    return Key(Kind.ABSENT, why, neutral)
+    return ForeignKey(FindingKind.ABSENT, why, neutral)
 
 
 class Section:
@@ -129,19 +129,19 @@ class Section:
         where = self.where(key)
         return [self._section(one, f"{where}[{i}]", name) for i, one in enumerate(value)]
 
-    def note(self, kind: Kind, key: str, why: str) -> None:
+    def note(self, kind: FindingKind, key: str, why: str) -> None:
         """List a key. A null or absent one is shown without a value."""
         value = self._values.get(key, ...)
         self.findings.add(kind, self.where(key), ... if value is None else value, why)
 
     def differs(self, key: str, why: str) -> None:
         """List a key as converted with a difference."""
-        self.note(Kind.DIFFERENT, key, why)
+        self.note(FindingKind.DIFFERENT, key, why)
 
     def left_out(self, key: str, why: str) -> None:
         """List a key as left out; it counts as read."""
         self.take(key)
-        self.note(Kind.ABSENT, key, why)
+        self.note(FindingKind.ABSENT, key, why)
 
     def drop(self, key: Any) -> Any:
         """Return the value of a key that has no place in the table; it counts as read."""
@@ -158,7 +158,7 @@ class Section:
         for key in self:
             if is_named(str(key), named) and str(key) not in known:
                 why = "its value was inserted where the file refers to it."
-                self.findings.add(Kind.NO_EFFECT, str(key), self.drop(key), why)
+                self.findings.add(FindingKind.NO_EFFECT, str(key), self.drop(key), why)
 
     def rest(self) -> dict[Any, Any]:
         """Return the keys that were not read, which count as read now."""
@@ -180,12 +180,12 @@ class Section:
             advice = suggest(key, [name.rpartition(".")[2] for name in self._siblings()])
             advice = advice if advice.startswith("Did you mean") else ""
             why = f"no such key is known in {self.path or 'the file'}. {advice}".rstrip()
-            self.findings.add(Kind.UNKNOWN, self.where(key), value, why)
+            self.findings.add(FindingKind.UNKNOWN, self.where(key), value, why)
         elif value is not None:
-            kind = known.kind or Kind.NO_EFFECT
+            kind = known.kind or FindingKind.NO_EFFECT
             why = known.text if known.kind else "no effect in this combination of settings."
-            if kind is Kind.ABSENT and _is_one_of(value, known.neutral):
-                kind, why = Kind.NO_EFFECT, "it is so here anyway."
+            if kind is FindingKind.ABSENT and _is_one_of(value, known.neutral):
+                kind, why = FindingKind.NO_EFFECT, "it is so here anyway."
             self.findings.add(kind, self.where(key), value, why)
 
     def _section(self, value: Any, path: str, name: str) -> Section:
@@ -201,7 +201,7 @@ class Section:
     def _path(self, key: str) -> str:
         return f"{self._name}.{key}" if self._name else key
 
-    def _key(self, key: str) -> Key | None:
+    def _key(self, key: str) -> ForeignKey | None:
         any_name = f"{self._name}.*" if self._name else "*"
         return self._keys.get(self._path(key)) or self._keys.get(any_name)
 

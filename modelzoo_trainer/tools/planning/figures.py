@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from modelzoo_trainer.errors import ConfigError, in_bytes
-from modelzoo_trainer.tools.planning.memory_tracker import Exchange, Kind, Peak, local
+from modelzoo_trainer.tools.planning.memory_tracker import CollectiveTotals, MemoryKind, Peak, local
 
 _UNITS: Final = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", re.IGNORECASE | re.ASCII)
@@ -64,7 +64,7 @@ class Figures:
     building: Peak  # memory while the model and its optimizer are built
     training: Peak
     # communication of a step, by kind of collective and group size
-    exchanges: dict[tuple[str, int], Exchange]
+    exchanges: dict[tuple[str, int], CollectiveTotals]
     flops: int  # floating-point operations of a step on this process; a multiply-add is two
     num_host_reads: int  # device values read on the host in a step
     checkpoint_bytes: int  # of a checkpoint's tensors
@@ -110,13 +110,13 @@ def _num_copies(tensor: Tensor, world_size: int) -> int:
 Row = Sequence[str]
 
 _ROWS: Final = (
-    Kind.PARAMETERS,
-    Kind.GRADIENTS,
-    Kind.OPTIMIZER,
-    Kind.ACTIVATIONS,
-    Kind.EXCHANGE,
-    Kind.BUFFERS,
-    Kind.BATCH,
+    MemoryKind.PARAMETERS,
+    MemoryKind.GRADIENTS,
+    MemoryKind.OPTIMIZER,
+    MemoryKind.ACTIVATIONS,
+    MemoryKind.EXCHANGE,
+    MemoryKind.BUFFERS,
+    MemoryKind.BATCH,
 )
 
 

@@ -31,7 +31,7 @@ from modelzoo_trainer.loading.batches import batch_size_of, split_batch
 from modelzoo_trainer.loading.dataset_info import check_model
 from modelzoo_trainer.loading.epochs import resolve_loader
 from modelzoo_trainer.tools.planning.figures import Figures, checkpoint_sizes, sizes_of
-from modelzoo_trainer.tools.planning.memory_tracker import Kind, MemoryTracker
+from modelzoo_trainer.tools.planning.memory_tracker import MemoryKind, MemoryTracker
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
@@ -154,15 +154,17 @@ def _steps(
     mode: Any,
 ) -> Figures:
     model, backend = trainer.compiled_model, trainer.backend
-    tracker.label(model.parameters(), Kind.PARAMETERS)
-    tracker.label(model.buffers(), Kind.BUFFERS)
+    tracker.label(model.parameters(), MemoryKind.PARAMETERS)
+    tracker.label(model.buffers(), MemoryKind.BUFFERS)
     building = tracker.peak()
     batch, is_global = loaded
     num_shards = backend.comm.data_shard[1]
     if is_global:
         batch = _share(batch, num_shards)
     batch = map_tensors(batch, mode.from_tensor)
-    tracker.label((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), Kind.BATCH)
+    tracker.label(
+        (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), MemoryKind.BATCH
+    )
     follower = _Follower(tracker)
     trainer.add_callback(follower)
     loop = trainer.loop
@@ -229,7 +231,7 @@ class _Follower(Callback):
         self._tracker.finish_exchange()
         params = trainer.compiled_model.parameters()
         grads = [param.grad for param in params if param.grad is not None]
-        self._tracker.label(grads, Kind.GRADIENTS)
+        self._tracker.label(grads, MemoryKind.GRADIENTS)
 
     @override
     def on_after_optimizer_step(
@@ -237,7 +239,7 @@ class _Follower(Callback):
     ) -> None:
         state = tree_leaves(list(optimizer.state.values()))
         tensors = [leaf for leaf in state if isinstance(leaf, Tensor)]
-        self._tracker.label(tensors, Kind.OPTIMIZER)
+        self._tracker.label(tensors, MemoryKind.OPTIMIZER)
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:

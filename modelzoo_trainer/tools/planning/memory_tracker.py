@@ -23,7 +23,7 @@ from modelzoo_trainer.base.devices import collective_of, is_for_real
 _NOWHERE: Final = torch.device("meta")
 
 
-class Kind(StrEnum):
+class MemoryKind(StrEnum):
     """What memory is used for."""
 
     PARAMETERS = "parameters"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 @dataclass(slots=True)
-class Exchange:
+class CollectiveTotals:
     """Totals of one kind of collective."""
 
     num_calls: int = 0
@@ -49,9 +49,9 @@ class Peak:
     """The moment of peak memory."""
 
     total: int = 0
-    parts: Counter[Kind] = field(default_factory=Counter)  # the same by kind
+    parts: Counter[MemoryKind] = field(default_factory=Counter)  # the same by kind
     # the peak of each kind, at any moment
-    highest: Counter[Kind] = field(default_factory=Counter)
+    highest: Counter[MemoryKind] = field(default_factory=Counter)
 
 
 class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -71,9 +71,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self._on_host = on_host
         self.flops = 0
         self.num_host_reads = 0
-        self.exchanges: dict[tuple[str, int], Exchange] = {}
+        self.exchanges: dict[tuple[str, int], CollectiveTotals] = {}
         self._events: list[tuple[int, int]] = []  # number of the storage, change in bytes
-        self._kinds: dict[int, Kind] = {}
+        self._kinds: dict[int, MemoryKind] = {}
         self._live: dict[int, tuple[int, int, Any]] = {}  # by address: number, bytes, reference
         self._num_storages = 0
         self._copied: tuple[int, int] | None = None  # for the message in progress
@@ -111,11 +111,11 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         if collective is None:
             return
         for tensor in tensors:
-            self.label([tensor], Kind.EXCHANGE, only_new=True)
+            self.label([tensor], MemoryKind.EXCHANGE, only_new=True)
         if collective.num > 1:
             size = _largest([*args, found])
             place = collective.kind, collective.num
-            entry = self.exchanges.setdefault(place, Exchange())
+            entry = self.exchanges.setdefault(place, CollectiveTotals())
             entry.num_calls += 1
             entry.num_bytes += size
             entry.num_sent += collective.sent(size)
@@ -148,7 +148,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         """Count a copy that lives until the next one: engines wait for the previous copy first."""
         self.finish_exchange()
         self._copied = (self._num_storages, size)
-        self._kinds[self._num_storages] = Kind.EXCHANGE
+        self._kinds[self._num_storages] = MemoryKind.EXCHANGE
         self._num_storages += 1
         self._events.append(self._copied)
 
@@ -171,23 +171,23 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             return
         number, before, reference = known
         self._live[storage._cdata] = (number, size, reference)
-        self._kinds.setdefault(number, Kind.EXCHANGE)
+        self._kinds.setdefault(number, MemoryKind.EXCHANGE)
         if size != before:
             self._events.append((number, size - before))
 
-    def label(self, tensors: Iterable[Tensor], kind: Kind, *, only_new: bool = False) -> None:
+    def label(self, tensors: Iterable[Tensor], kind: MemoryKind, *, only_new: bool = False) -> None:
         """Set the kind of memory of tensors."""
         for tensor in filter(self._is_memory, map(local, tensors)):
             number = self.take(tensor)
             if not only_new or number not in self._kinds:
                 self._kinds[number] = kind
 
-    def held(self, kinds: Sequence[Kind] = ()) -> int:
+    def held(self, kinds: Sequence[MemoryKind] = ()) -> int:
         """Return the bytes currently allocated, of some kinds or of all."""
         return sum(
             size
             for number, size, _ in self._live.values()
-            if not kinds or self._kinds.get(number, Kind.ACTIVATIONS) in kinds
+            if not kinds or self._kinds.get(number, MemoryKind.ACTIVATIONS) in kinds
         )
 
     def place(self) -> int:
@@ -197,10 +197,10 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     def peak(self, begin: int = 0) -> Peak:
         """Return the moment of peak memory since an event index."""
         found = Peak()
-        now: Counter[Kind] = Counter()
+        now: Counter[MemoryKind] = Counter()
         total = 0
         for index, (number, change) in enumerate(self._events):
-            kind = self._kinds.get(number, Kind.ACTIVATIONS)
+            kind = self._kinds.get(number, MemoryKind.ACTIVATIONS)
             now[kind] += change
             total += change
             if index == begin:

@@ -21,7 +21,7 @@ from modelzoo_trainer.tools.report.metric_names import (
     unit_of,
 )
 from modelzoo_trainer.tools.report.metrics_file import Series
-from modelzoo_trainer.tools.report.run import Run
+from modelzoo_trainer.tools.report.run import ReportedRun
 from modelzoo_trainer.tools.report.thinning import Indices, thin
 from modelzoo_trainer.tools.report.timeline import KINDS
 
@@ -53,7 +53,7 @@ class Chart:
     """Groups of runs, by index, with the same values at the same steps."""
 
 
-def charts_of(runs: Sequence[Run]) -> list[Chart]:
+def charts_of(runs: Sequence[ReportedRun]) -> list[Chart]:
     """Return the charts of some runs, in the order of the page."""
     names = sorted({name for run in runs for name in run.metrics.series}, key=natural)
     names = [name for name in names if name != "epoch"]
@@ -90,7 +90,7 @@ def _rank(chart: Chart) -> tuple[bool, list[tuple[int, str]]]:
     return chart.title != "loss", natural(chart.title)
 
 
-def _same(runs: Sequence[Run], names: Iterable[str]) -> dict[str, str]:
+def _same(runs: Sequence[ReportedRun], names: Iterable[str]) -> dict[str, str]:
     """Return metrics with the values of another one, such as equal rates of several groups."""
     found: dict[str, str] = {}
     kept: dict[str, list[str]] = {}
@@ -124,14 +124,16 @@ def _name_identical(chart: Chart, names: Sequence[str]) -> None:
         chart.title = prefix
 
 
-def _note_equal(chart: Chart, runs: Sequence[Run]) -> None:
+def _note_equal(chart: Chart, runs: Sequence[ReportedRun]) -> None:
     own: list[dict[str, Series]] = [{} for _ in runs]
     for idx, name, _, _ in chart.curves:
         own[idx][name] = runs[idx].metrics.series[name]
     chart.equal = equal_runs(own)
 
 
-def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any], list[str]]:
+def payload(
+    runs: Sequence[ReportedRun], charts: Sequence[Chart]
+) -> tuple[dict[str, Any], list[str]]:
     """Return the page's data as plain values, and notes on omissions."""
     notes: list[str] = []
     num = sum(len(chart.curves) for chart in charts)
@@ -177,16 +179,16 @@ def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any
     return facts, notes
 
 
-def _start_of(run: Run) -> float:
+def _start_of(run: ReportedRun) -> float:
     return run.start if np.isfinite(run.start) else 0.0
 
 
-def _epochs(run: Run) -> list[list[float]]:
+def _epochs(run: ReportedRun) -> list[list[float]]:
     pairs = run.epochs()
     return [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
 
 
-def _pauses(run: Run) -> list[list[float | None]]:
+def _pauses(run: ReportedRun) -> list[list[float | None]]:
     """Return start, end and the step of the restart of each of the newest pauses."""
     return [
         [round(one.start - run.start, 3), round(one.end - run.start, 3), one.step]
@@ -232,7 +234,7 @@ def _packed(values: NDArray[Any], kind: str) -> list[str]:
     return [kind[1:], b64encode(packed.tobytes()).decode("ascii")]
 
 
-def _timeline(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _timeline(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Return the spans of each run, by kind: start, length and step."""
     found = []
     for run in runs:

@@ -17,7 +17,7 @@ from modelzoo_trainer.tools.checkpoints.store_arguments import local_path
 from modelzoo_trainer.tools.report.metric_names import short_names
 from modelzoo_trainer.tools.report.output import check_target, write_report
 from modelzoo_trainer.tools.report.page import page_and_notes, plotly_js
-from modelzoo_trainer.tools.report.run import Run, read_run
+from modelzoo_trainer.tools.report.run import ReportedRun, read_run
 
 MAX_RUNS: Final = 20
 DEFAULT_OUTPUT: Final = "report.html"
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """Read runs, without duplicates, with the shortest distinct names.
 
     Raises:
@@ -104,7 +104,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     return found
 
 
-def _count(runs: Sequence[Run]) -> str:
+def _count(runs: Sequence[ReportedRun]) -> str:
     num = sum(len(one.values) for run in runs for one in run.metrics.series.values())
     return f"{len(runs)} run{'' if len(runs) == 1 else 's'}, {num} values"
 

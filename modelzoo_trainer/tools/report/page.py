@@ -19,7 +19,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.tools.report import tables
 from modelzoo_trainer.tools.report.chart_data import Chart, charts_of, payload
 from modelzoo_trainer.tools.report.metric_names import SECTIONS, is_time_left, note_of
-from modelzoo_trainer.tools.report.run import Run
+from modelzoo_trainer.tools.report.run import ReportedRun
 from modelzoo_trainer.tools.report.sessions import IMAGE_KINDS
 
 MARKER: Final = '<meta name="generator" content="modelzoo-trainer report">'
@@ -37,7 +37,7 @@ _MAX_OPEN_ROWS: Final = 20
 _MAX_IMAGE_BYTES: Final = 700_000  # images of all runs
 
 
-def page(runs: Sequence[Run], *, version: str | None = None) -> str:
+def page(runs: Sequence[ReportedRun], *, version: str | None = None) -> str:
     """Return the report of some runs as HTML.
 
     `version`: the server's version of the page, which then polls for newer ones.
@@ -48,7 +48,9 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
     return page_and_notes(runs, version=version)[0]
 
 
-def page_and_notes(runs: Sequence[Run], *, version: str | None = None) -> tuple[str, list[str]]:
+def page_and_notes(
+    runs: Sequence[ReportedRun], *, version: str | None = None
+) -> tuple[str, list[str]]:
     """Return the report of some runs, and its notes on missing data as lines of text.
 
     Raises:
@@ -131,7 +133,7 @@ def _in_script(facts: dict[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _controls(runs: Sequence[Run], links: str) -> str:
+def _controls(runs: Sequence[ReportedRun], links: str) -> str:
     chips, names = "", ", click a name in a legend to hide its curve"
     if len(runs) > 1:
         names = (
@@ -163,7 +165,7 @@ def _controls(runs: Sequence[Run], links: str) -> str:
 
 
 def _sections(
-    runs: Sequence[Run], charts: Sequence[Chart], notes: Sequence[str]
+    runs: Sequence[ReportedRun], charts: Sequence[Chart], notes: Sequence[str]
 ) -> list[tuple[str, str, str]]:
     """Return key, heading and content of each non-empty section."""
     found = [
@@ -184,7 +186,7 @@ def _sections(
     return [(key, heading, content) for key, heading, content in found if content]
 
 
-def _charts(runs: Sequence[Run], key: str, own: Sequence[tuple[int, Chart]]) -> str:
+def _charts(runs: Sequence[ReportedRun], key: str, own: Sequence[tuple[int, Chart]]) -> str:
     """Return the cards of a section; estimates of the time left are collapsed."""
     cards = [_card(runs, idx, chart) for idx, chart in own if not is_time_left(chart.title)]
     rest = [_card(runs, idx, chart) for idx, chart in own if is_time_left(chart.title)]
@@ -197,7 +199,7 @@ def _charts(runs: Sequence[Run], key: str, own: Sequence[tuple[int, Chart]]) -> 
     return tables.hints(runs) + found if key == "lr" and found else found
 
 
-def _card(runs: Sequence[Run], idx: int, chart: Chart) -> str:
+def _card(runs: Sequence[ReportedRun], idx: int, chart: Chart) -> str:
     also = f"<small>({note})</small>" if (note := note_of(chart.title)) else ""
     if chart.also:
         names = ", ".join(chart.also)
@@ -218,7 +220,7 @@ def _card(runs: Sequence[Run], idx: int, chart: Chart) -> str:
     )
 
 
-def _time(runs: Sequence[Run]) -> str:
+def _time(runs: Sequence[ReportedRun]) -> str:
     shares = tables.goodput(runs)
     if not shares:
         return ""
@@ -234,7 +236,7 @@ def _time(runs: Sequence[Run]) -> str:
     return f'<div class="plot" id="timeline"></div>{shares}{text}'
 
 
-def _configuration(runs: Sequence[Run]) -> str:
+def _configuration(runs: Sequence[ReportedRun]) -> str:
     found = tables.settings(runs)
     if len(runs) == 1:
         return found.same and f"<details><summary>All settings</summary>{found.same}</details>"
@@ -258,7 +260,7 @@ def _num_rows(content: str) -> int:
     return content.count("<tr>") - content.count("<thead>")
 
 
-def _samples(runs: Sequence[Run]) -> str:
+def _samples(runs: Sequence[ReportedRun]) -> str:
     found, text_left, image_left = [], _MAX_SAMPLE_BYTES, _MAX_IMAGE_BYTES
     for idx, run in enumerate(runs):
         label = tables.run_label(runs, idx) if len(runs) > 1 else ""

@@ -21,11 +21,11 @@ from modelzoo_trainer.base.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.tools.checkpoints.overview import Overview, find_checkpoints
 from modelzoo_trainer.tools.report.metrics_file import STEP_KEYS, MetricsFile, Series, read_metrics
-from modelzoo_trainer.tools.report.run_log import HINT, Record
+from modelzoo_trainer.tools.report.run_log import HINT, LoggedMessage
 from modelzoo_trainer.tools.report.sessions import (
     Event,
+    LogSession,
     Sample,
-    Session,
     fits_or_all,
     of_this_run,
     read_sessions,
@@ -43,13 +43,13 @@ _GIB: Final = 2.0**30
 
 
 @dataclass(slots=True)
-class Run:
+class ReportedRun:
     """The data of one run for the report."""
 
     path: Path
     name: str
     metrics: MetricsFile
-    sessions: list[Session] = field(default_factory=list)
+    sessions: list[LogSession] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline)
     checkpoints: list[Overview] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Run:
     """finished, running, stopped, failed, died or unknown."""
     cause: str = ""
     notes: list[str] = field(default_factory=list)
-    warnings: list[Record] = field(default_factory=list)
+    warnings: list[LoggedMessage] = field(default_factory=list)
     """Hints about the schedules, then warnings and errors of `run.log`, of evaluations last."""
 
     @property
@@ -111,7 +111,7 @@ class Run:
         return sorted(found.items()) if len(found) > 1 else []
 
 
-def read_run(path: Path, name: str) -> Run:
+def read_run(path: Path, name: str) -> ReportedRun:
     """Read a run.
 
     `path`: its folder, or a metrics file.
@@ -135,7 +135,7 @@ def read_run(path: Path, name: str) -> Run:
             f"JSON object with a step ({', '.join(STEP_KEYS)}). Pass a {METRICS}, or the model_dir "
             f"of a run."
         )
-    run = Run(path, name, metrics, of_this_run(sessions))
+    run = ReportedRun(path, name, metrics, of_this_run(sessions))
     metrics.series |= _memory(run.sessions)
     first, last = metrics.first_time, metrics.last_time
     run.timeline = timeline_of(run.sessions, first, last, run_dir)
@@ -149,7 +149,7 @@ def read_run(path: Path, name: str) -> Run:
     return run
 
 
-def _refuse_without_metrics(path: Path, sessions: list[Session]) -> None:
+def _refuse_without_metrics(path: Path, sessions: list[LogSession]) -> None:
     """Check that a folder without metrics belongs to a run that has just started.
 
     Raises:
@@ -186,7 +186,7 @@ def _runs_inside(path: Path) -> list[Path]:
         return []
 
 
-def _memory(sessions: Iterable[Session]) -> dict[str, Series]:
+def _memory(sessions: Iterable[LogSession]) -> dict[str, Series]:
     """Return the memory recorded in events, in GiB."""
     points: dict[str, dict[float, tuple[float, float]]] = {}
     for session in sessions:
@@ -204,7 +204,7 @@ def _memory(sessions: Iterable[Session]) -> dict[str, Series]:
     return found
 
 
-def _checkpoints(run_dir: Path, sessions: Iterable[Session]) -> list[Overview]:
+def _checkpoints(run_dir: Path, sessions: Iterable[LogSession]) -> list[Overview]:
     """Return the checkpoints of a run; the times of their files may come from a copy."""
     saved: dict[tuple[str, float | None], float] = {}
     for session in sessions:
@@ -229,7 +229,7 @@ def _local(seconds: float) -> datetime | None:
         return None
 
 
-def _take_settings(run: Run) -> None:
+def _take_settings(run: ReportedRun) -> None:
     """Take the newest settings and environment of a fit; a later validation has its own."""
     sizes: dict[str, str] = {}
     for session in fits_or_all(run.sessions):
@@ -244,7 +244,7 @@ def _take_settings(run: Run) -> None:
 # ---- state
 
 
-def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
+def _state(run: ReportedRun, run_dir: Path, file: Path) -> tuple[str, str]:
     """Return the state of a run, and why it ended if known."""
     known = training_calls(run.sessions)
     marks = known[-1].of("start", "end") if known else []
@@ -264,7 +264,7 @@ def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
     return "unknown", ""
 
 
-def _stopped_by(sessions: Iterable[Session], call: Session) -> str:
+def _stopped_by(sessions: Iterable[LogSession], call: LogSession) -> str:
     """Return what stopped a call, according to `run.log`, for runs of earlier versions."""
     found = [session.stopped_by for session in sessions if session.path == call.path]
     return found[-1] if found else ""
@@ -288,14 +288,14 @@ def _is_alive(run_dir: Path, file: Path) -> bool:
 # ---- notes
 
 
-def _warnings(sessions: Sequence[Session]) -> list[Record]:
+def _warnings(sessions: Sequence[LogSession]) -> list[LoggedMessage]:
     """Return the hints of the newest session that trained, and what was logged.
 
     What was logged by evaluations comes last, with the folder of the logs.
     """
     trained = [session for session in sessions if session.of("train_start")]
     hints = trained[-1].hints if trained else []
-    found = [Record(HINT, hint) for hint in hints]
+    found = [LoggedMessage(HINT, hint) for hint in hints]
     fits = fits_or_all(sessions)
     for session in fits:
         found += [one for one in session.warnings if one.text not in hints]
@@ -308,7 +308,7 @@ def _warnings(sessions: Sequence[Session]) -> list[Record]:
     return found
 
 
-def _notes(run: Run, run_dir: Path, file: Path) -> list[str]:
+def _notes(run: ReportedRun, run_dir: Path, file: Path) -> list[str]:
     """Return notes on missing data."""
     found = _notes_on_metrics(run.metrics, file.name)
     if not run.metrics.num_lines:

@@ -22,7 +22,7 @@ _SHOWN: Final = ("WARNING", "ERROR", "CRITICAL")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LoggedMessage:
     """A warning or an error of a run."""
 
     level: str
@@ -35,19 +35,19 @@ class Record:
     """The folder of logs, if nothing was trained there."""
 
 
-def read_log(folder: Path, inside: Path) -> tuple[list[Record], str]:
+def read_log(folder: Path, inside: Path) -> tuple[list[LoggedMessage], str]:
     """Return the warnings and errors in `run.log`, and what stopped the run early; "" = nothing.
 
     `inside`: the folder of the run; links that lead out of it are not followed.
     """
-    found: dict[tuple[str, str], Record] = {}
+    found: dict[tuple[str, str], LoggedMessage] = {}
     stopped = ""
     for when, level, line in _records(folder / RUN_LOG, inside):
         text = hide_in_text(line[:_LONGEST])
         if level in _SHOWN:
             before = found.get((level, text))
             num = 1 if before is None else before.num + 1
-            found[level, text] = Record(level, text, before.when if before else when, num)
+            found[level, text] = LoggedMessage(level, text, before.when if before else when, num)
         match = _STOPPED.match(text)
         if match is not None:
             stopped = match[1]

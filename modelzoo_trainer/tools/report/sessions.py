@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.base.regular_files import open_regular, read_bytes
 from modelzoo_trainer.base.secrets import hide_in_text, without_secrets
-from modelzoo_trainer.tools.report.run_log import Record, read_log
+from modelzoo_trainer.tools.report.run_log import LoggedMessage, read_log
 
 EVENTS: Final = "events.jsonl"
 FACTS: Final = "run.json"
@@ -62,7 +62,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Session:
+class LogSession:
     """The content of one folder of logs."""
 
     path: Path
@@ -81,7 +81,7 @@ class Session:
     environment: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    warnings: list[Record] = field(default_factory=list)
+    warnings: list[LoggedMessage] = field(default_factory=list)
     stopped_by: str = ""
     """According to `run.log`."""
 
@@ -112,27 +112,27 @@ class Session:
         return starts[0].step if starts else None
 
 
-def training_calls(sessions: Iterable[Session]) -> list[Session]:
+def training_calls(sessions: Iterable[LogSession]) -> list[LogSession]:
     """Return the events of each call of `fit`, as sessions; of all calls if none trained.
 
     A later validation says nothing about the training.
     """
-    calls: list[Session] = []
+    calls: list[LogSession] = []
     for session in sessions:
         for event in session.events:
             if event.kind == "start" or not calls or calls[-1].path != session.path:
-                calls.append(Session(session.path))
+                calls.append(LogSession(session.path))
             calls[-1].events.append(event)
     fits = [call for call in calls if call.events[0].facts.get("kind") != _VALIDATION]
     return fits or calls
 
 
-def fits_or_all(sessions: Sequence[Session]) -> list[Session]:
+def fits_or_all(sessions: Sequence[LogSession]) -> list[LogSession]:
     """Return the sessions with a call of `fit`; all if there is none."""
     return [session for session in sessions if session.has_fit] or list(sessions)
 
 
-def read_sessions(run_dir: Path) -> list[Session]:
+def read_sessions(run_dir: Path) -> list[LogSession]:
     """Return the sessions of a run, the oldest first."""
     logs = run_dir / "logs"
     try:
@@ -143,13 +143,13 @@ def read_sessions(run_dir: Path) -> list[Session]:
     return sorted(found, key=lambda session: (_began(session), session.path.name))
 
 
-def of_this_run(sessions: Sequence[Session]) -> list[Session]:
+def of_this_run(sessions: Sequence[LogSession]) -> list[LogSession]:
     """Return the sessions since training started at step 0; earlier ones are other runs."""
     begins = [idx for idx, session in enumerate(sessions) if session.first_step == 0]
     return list(sessions[begins[-1] :]) if begins else list(sessions)
 
 
-def _began(session: Session) -> float:
+def _began(session: LogSession) -> float:
     if session.events:
         return session.events[0].time
     match = re.match(r"\d{8}_\d{6}", session.path.name)
@@ -159,8 +159,8 @@ def _began(session: Session) -> float:
         return 0.0
 
 
-def _read(folder: Path) -> Session:
-    session = Session(folder)
+def _read(folder: Path) -> LogSession:
+    session = LogSession(folder)
     _read_events(session)
     _read_facts(session)
     _read_params(session)
@@ -168,7 +168,7 @@ def _read(folder: Path) -> Session:
     return session
 
 
-def _text_of(path: Path, session: Session) -> str | None:
+def _text_of(path: Path, session: LogSession) -> str | None:
     """Return the content of a file; None if there is none."""
     try:
         return read_bytes(path, inside=session.run_dir).decode(errors="replace")
@@ -179,7 +179,7 @@ def _text_of(path: Path, session: Session) -> str | None:
         return None
 
 
-def _read_events(session: Session) -> None:
+def _read_events(session: LogSession) -> None:
     text = _text_of(session.path / EVENTS, session) or ""
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -193,7 +193,7 @@ def _read_events(session: Session) -> None:
     session.events.sort(key=lambda event: event.time)
 
 
-def _read_facts(session: Session) -> None:
+def _read_facts(session: LogSession) -> None:
     text = _text_of(session.path / FACTS, session)
     if text is None:
         return
@@ -219,7 +219,7 @@ def _texts_in(found: Any) -> list[str]:
     return [str(one) for one in found] if isinstance(found, list) else []
 
 
-def _read_params(session: Session) -> None:
+def _read_params(session: LogSession) -> None:
     text = _text_of(session.path / PARAMS, session)
     if text is None:
         return
@@ -268,7 +268,7 @@ def _shown(value: Any) -> str:
     return hide_in_text(str(value))
 
 
-def samples_of(session: Session) -> list[Sample]:
+def samples_of(session: LogSession) -> list[Sample]:
     """Return the texts and images in a session's folder."""
     found: list[Sample] = []
     try:

@@ -25,7 +25,7 @@ _THIN_SPACE: Final = "\u2009"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SettingRow:
     """One setting: its path, a short name, and the cell of each run as HTML.
 
     None = the run does not record it.
@@ -41,10 +41,10 @@ class Row:
 class Comparison:
     """Facts of several runs: different, only in some and the same there, or the same in all."""
 
-    differing: list[Row]
+    differing: list[SettingRow]
     """Other optimizers and schedules first, then the numbers that changed most, seeds last."""
-    partial: list[Row]
-    same: list[Row]
+    partial: list[SettingRow]
+    same: list[SettingRow]
 
 
 def under_common_names(
@@ -113,11 +113,13 @@ def compared(found: Sequence[Mapping[str, str]]) -> Comparison:
     paths = {key: " | ".join(aligned.paths.get(key, [key])) for key in keys}
     return Comparison(
         [
-            Row(paths[key], short[key], _changed(values[key], has_ratio=not _ends(key, _SEED)))
+            SettingRow(
+                paths[key], short[key], _changed(values[key], has_ratio=not _ends(key, _SEED))
+            )
             for key in rest
         ],
-        [Row(paths[key], short[key], tuple(map(_cell, values[key]))) for key in partial],
-        [Row(paths[key], key, (_cell(values[key][0]),)) for key in same],
+        [SettingRow(paths[key], short[key], tuple(map(_cell, values[key]))) for key in partial],
+        [SettingRow(paths[key], key, (_cell(values[key][0]),)) for key in same],
     )
 
 

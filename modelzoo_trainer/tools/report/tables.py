@@ -17,10 +17,10 @@ from modelzoo_trainer.tools.checkpoints.overview import Overview, readable
 from modelzoo_trainer.tools.report.data_size import with_samples_per_epoch
 from modelzoo_trainer.tools.report.metric_names import is_validation, natural
 from modelzoo_trainer.tools.report.metrics_file import Series
-from modelzoo_trainer.tools.report.run import Run
+from modelzoo_trainer.tools.report.run import ReportedRun
 from modelzoo_trainer.tools.report.run_log import HINT
 from modelzoo_trainer.tools.report.settings import (
-    Row,
+    SettingRow,
     compared,
     under_common_names,
     without_overridden,
@@ -78,7 +78,7 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def run_label(runs: Sequence[Run], idx: int) -> str:
+def run_label(runs: Sequence[ReportedRun], idx: int) -> str:
     """Return the name of a run with its color, as HTML; a long one may break."""
     name = escape(runs[idx].name)
     if len(runs[idx].name) > _LONGEST_NAME:
@@ -97,50 +97,50 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
 # ---- overview
 
 
-def overview(runs: Sequence[Run]) -> str:
+def overview(runs: Sequence[ReportedRun]) -> str:
     """Return state, length, speed and metrics of the runs."""
     return _tiles(runs[0]) if len(runs) == 1 else _comparison(runs)
 
 
-def _state(run: Run) -> str:
+def _state(run: ReportedRun) -> str:
     title = f' title="{escape(run.cause)}"' if run.cause else ""
     return f'<span class="state {escape(run.state)}"{title}>{escape(run.state)}</span>'
 
 
-def _state_and_cause(run: Run) -> str:
+def _state_and_cause(run: ReportedRun) -> str:
     cause = run.ending
     cause = cause if len(cause) <= _LONGEST_CAUSE else f"{cause[:_LONGEST_CAUSE]} ..."
     return f"{_state(run)}<small class='why'>{escape(cause)}</small>" if cause else _state(run)
 
 
-def _steps(run: Run) -> str:
+def _steps(run: ReportedRun) -> str:
     total = run.total_steps
     of = f" of {number(total)}" if total and total != run.last_step else ""
     return f"{number(run.last_step)}{of}"
 
 
-def _epochs(run: Run) -> str:
+def _epochs(run: ReportedRun) -> str:
     pairs = run.epochs()
     return number(math.floor(pairs[-1][1] + 1e-6)) if pairs else _MISSING
 
 
-def _wall(run: Run) -> str:
+def _wall(run: ReportedRun) -> str:
     seconds = run.timeline.wall_s
     return duration(seconds) if seconds > 0 else _MISSING
 
 
-def _goodput(run: Run) -> str:
+def _goodput(run: ReportedRun) -> str:
     share = run.timeline.goodput
     known = share is not None and run.timeline.source != "metrics"
     return f"{100 * share:.1f} %" if share is not None and known else _MISSING
 
 
-def _restarts(run: Run) -> str:
+def _restarts(run: ReportedRun) -> str:
     is_known = run.timeline.source != "metrics"
     return str(run.timeline.num_restarts) if is_known else _MISSING
 
 
-def _rate(run: Run) -> str:
+def _rate(run: ReportedRun) -> str:
     for name, unit in _RATES:
         series = run.metrics.series.get(name)
         if series is not None:
@@ -164,7 +164,7 @@ def _rounded(value: float) -> float:
     return round(value, 2 - math.floor(math.log10(value))) if 0 < value < math.inf else value
 
 
-_FACTS: Final[dict[str, Callable[[Run], str]]] = {
+_FACTS: Final[dict[str, Callable[[ReportedRun], str]]] = {
     "Steps": _steps,
     "Epochs completed": _epochs,
     "Restarts": _restarts,
@@ -179,7 +179,7 @@ def _explained(title: str) -> str:
     return f' title="{EXPLAINED[title]}"' if title in EXPLAINED else ""
 
 
-def _tiles(run: Run) -> str:
+def _tiles(run: ReportedRun) -> str:
     facts = [
         ("State", _state(run)),
         *[(title, cell(run)) for title, cell in _FACTS.items()],
@@ -211,7 +211,7 @@ def _tiles(run: Run) -> str:
     return f'<div class="tiles">{tiles}</div>{cause}{metrics}'
 
 
-def _chosen(runs: Sequence[Run], most: int) -> list[str]:
+def _chosen(runs: Sequence[ReportedRun], most: int) -> list[str]:
     """Return the metrics of the overview: first of validations, then the training loss."""
     names = {name for run in runs for name in run.metrics.series}
     chosen = [name for name in names if name == "loss" or is_validation(name)]
@@ -239,7 +239,7 @@ def _direction(name: str) -> str | None:
     return None if name == "loss" else direction_of(name)
 
 
-def _comparison(runs: Sequence[Run]) -> str:
+def _comparison(runs: Sequence[ReportedRun]) -> str:
     names = _chosen(runs, _MAX_METRICS)
     head = ["Run", "State"]
     columns = [
@@ -266,14 +266,14 @@ def _comparison(runs: Sequence[Run]) -> str:
     return table([head[idx] for idx in keep], rows, "numbers") + hint
 
 
-def _step_column(runs: Sequence[Run], name: str) -> list[str]:
+def _step_column(runs: Sequence[ReportedRun], name: str) -> list[str]:
     """Return the step of the best value of each run."""
     found = [run.metrics.series.get(name) for run in runs]
     best = [None if one is None else _best(one, name) for one in found]
     return [_MISSING if pair is None else number(pair[1]) for pair in best]
 
 
-def _metric_column(runs: Sequence[Run], name: str) -> list[str]:
+def _metric_column(runs: Sequence[ReportedRun], name: str) -> list[str]:
     """Return the last and best value of each run, with the overall best marked."""
     found = [run.metrics.series.get(name) for run in runs]
     best = [None if one is None else _best(one, name) for one in found]
@@ -292,7 +292,7 @@ def _metric_column(runs: Sequence[Run], name: str) -> list[str]:
     return cells
 
 
-def notes(runs: Sequence[Run], of_page: Iterable[str]) -> str:
+def notes(runs: Sequence[ReportedRun], of_page: Iterable[str]) -> str:
     """Return the notes of the page and of each run."""
     lines = [escape(note) for note in of_page]
     for idx, run in enumerate(runs):
@@ -304,7 +304,7 @@ def notes(runs: Sequence[Run], of_page: Iterable[str]) -> str:
     return f'<ul class="notes">{items}</ul>' if items else ""
 
 
-def warnings(runs: Sequence[Run]) -> str:
+def warnings(runs: Sequence[ReportedRun]) -> str:
     """Return the hints about schedules, and the warnings and errors of the runs."""
     found = []
     for idx, run in enumerate(runs):
@@ -324,7 +324,7 @@ def warnings(runs: Sequence[Run]) -> str:
     return f'<ul class="notes warnings">{"".join(found)}</ul>' if found else ""
 
 
-def hints(runs: Sequence[Run]) -> str:
+def hints(runs: Sequence[ReportedRun]) -> str:
     """Return the hints about schedules, each with the runs that it is for."""
     found: dict[str, list[int]] = {}
     for idx, run in enumerate(runs):
@@ -341,7 +341,7 @@ def hints(runs: Sequence[Run]) -> str:
 # ---- time
 
 
-def goodput(runs: Sequence[Run]) -> str:
+def goodput(runs: Sequence[ReportedRun]) -> str:
     """Return the table of the share of each kind of time."""
     known = [idx for idx, run in enumerate(runs) if run.timeline.wall_s > 0]
     kinds = [kind for kind in KINDS if any(kind in runs[idx].timeline.seconds for idx in known)]
@@ -375,7 +375,7 @@ class Tables:
     same: str
 
 
-def settings(runs: Sequence[Run]) -> Tables:
+def settings(runs: Sequence[ReportedRun]) -> Tables:
     """Return the settings of the runs as tables."""
     named = under_common_names([run.settings for run in runs], [run.resolved for run in runs])
     if len(runs) > 1:
@@ -392,7 +392,7 @@ def settings(runs: Sequence[Run]) -> Tables:
     return replace(found, differing=found.differing + hint)
 
 
-def _other_suspects(runs: Sequence[Run]) -> str:
+def _other_suspects(runs: Sequence[ReportedRun]) -> str:
     """Return what else differs between runs with the same settings."""
     facts = compared([run.environment for run in runs if run.environment])
     names = [escape(row.name) for row in (*facts.differing, *facts.partial)]
@@ -401,17 +401,19 @@ def _other_suspects(runs: Sequence[Run]) -> str:
     return f' The <a href="#environment">environment</a> differs: {", ".join(names)}.'
 
 
-def environment(runs: Sequence[Run]) -> str:
+def environment(runs: Sequence[ReportedRun]) -> str:
     """Return versions, devices, commands and commits of the runs."""
     found = _compared(runs, [run.environment for run in runs], "")
     return found.differing + found.partial + found.same
 
 
-def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: str) -> Tables:
+def _compared(
+    runs: Sequence[ReportedRun], found: Sequence[Mapping[str, str]], title: str
+) -> Tables:
     known = [idx for idx, one in enumerate(found) if one]
     facts = compared([found[idx] for idx in known])
 
-    def made(rows: Sequence[Row], head: Sequence[str]) -> str:
+    def made(rows: Sequence[SettingRow], head: Sequence[str]) -> str:
         lines = [[_named(row), *map(_cell, row.cells)] for row in rows]
         return table((title, *head), lines, "settings") if lines else ""
 
@@ -439,14 +441,14 @@ def _marked(cells: Sequence[str | None]) -> list[str]:
     ]
 
 
-def _named(row: Row) -> str:
+def _named(row: SettingRow) -> str:
     """Return the name of a setting; its full path appears on hovering if that is longer."""
     title = f' title="{escape(row.path)}"' if row.path != row.name else ""
     name = escape(row.name).replace(".", ".<wbr>")
     return f"<code{title}>{name}</code>"
 
 
-def checkpoints(runs: Sequence[Run]) -> str:
+def checkpoints(runs: Sequence[ReportedRun]) -> str:
     """Return the checkpoints of the runs: step, size, path."""
     written = f"<span{_explained('Written')}>Written</span>"
     head = ("Run", "Step", "Size", written, "State", "Path")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.base.regular_files import read_bytes
-from modelzoo_trainer.tools.report.sessions import Event, Session, training_calls
+from modelzoo_trainer.tools.report.sessions import Event, LogSession, training_calls
 
 KINDS: Final = {
     "train": "Training",
@@ -27,7 +27,7 @@ MAX_SPANS: Final = 600  # of one run; the shortest are not drawn
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimelineSpan:
     """A period of one kind."""
 
     kind: str
@@ -55,7 +55,7 @@ class Pause:
 class Timeline:
     """How a run spent its time, from its first start."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TimelineSpan] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
     num_restarts: int = 0
     num_left_out: int = 0
@@ -76,7 +76,7 @@ class Timeline:
 
 
 def timeline_of(
-    sessions: Sequence[Session], first_time: float, last_time: float, run_dir: Path
+    sessions: Sequence[LogSession], first_time: float, last_time: float, run_dir: Path
 ) -> Timeline:
     """Return the timeline of a run.
 
@@ -85,7 +85,7 @@ def timeline_of(
     known = training_calls(sessions)
     found = Timeline(source="events" if known else "metrics")
     if not known and math.isfinite(first_time):
-        found.spans.append(Span("train", first_time, last_time))
+        found.spans.append(TimelineSpan("train", first_time, last_time))
     for idx, session in enumerate(known):
         later = known[idx + 1] if idx + 1 < len(known) else None
         _add_session(found, session, later, last_time)
@@ -99,7 +99,7 @@ def timeline_of(
 
 
 def _add_session(
-    found: Timeline, session: Session, later: Session | None, last_metric: float
+    found: Timeline, session: LogSession, later: LogSession | None, last_metric: float
 ) -> None:
     start, end = session.events[0].time, session.events[-1].time
     next_start = later.events[0].time if later is not None else math.inf
@@ -116,55 +116,59 @@ def _add_session(
     if later is not None and (is_restart or later.path != session.path):
         found.pauses.append(Pause(end, next_start, resumed))
     if is_restart and next_start > end:
-        found.spans.append(Span("down", end, next_start))
+        found.spans.append(TimelineSpan("down", end, next_start))
 
 
-def _session_spans(session: Session, start: float, end: float) -> list[Span]:
+def _session_spans(session: LogSession, start: float, end: float) -> list[TimelineSpan]:
     """Return the spans of a session without gaps."""
     inner = [
-        Span(event.kind, event.time, event.time + (event.number("seconds") or 0.0), event.step)
+        TimelineSpan(
+            event.kind, event.time, event.time + (event.number("seconds") or 0.0), event.step
+        )
         for event in session.of("validate", "save")
         if (event.number("seconds") or 0.0) > 0
     ]
     background = _background(session, start, end)
-    spans: list[Span] = []
+    spans: list[TimelineSpan] = []
     at = start
     for span in sorted(inner, key=lambda span: span.start):
         if span.start > at:
             spans += _cut(background, at, span.start)
         if span.end > at:
-            spans.append(Span(span.kind, max(at, span.start), span.end, span.step))
+            spans.append(TimelineSpan(span.kind, max(at, span.start), span.end, span.step))
             at = span.end
     return spans + _cut(background, at, end)
 
 
-def _background(session: Session, start: float, end: float) -> list[Span]:
+def _background(session: LogSession, start: float, end: float) -> list[TimelineSpan]:
     """Return the spans between validations and checkpoints."""
-    spans: list[Span] = []
+    spans: list[TimelineSpan] = []
     at, kind, step = start, "startup", 0.0
     for event in session.of("train_start", "train_end"):
-        spans.append(Span(kind, at, event.time, event.step))
+        spans.append(TimelineSpan(kind, at, event.time, event.step))
         at, step = event.time, event.step
         kind = "train" if event.kind == "train_start" else "other"
     if not spans:
         first = session.of("validate")
-        spans.append(Span("startup", at, first[0].time if first else end))
+        spans.append(TimelineSpan("startup", at, first[0].time if first else end))
         at, kind = spans[0].end, "other"
-    spans.append(Span(kind, at, end, step))
+    spans.append(TimelineSpan(kind, at, end, step))
     return spans
 
 
-def _cut(spans: Sequence[Span], start: float, end: float) -> list[Span]:
+def _cut(spans: Sequence[TimelineSpan], start: float, end: float) -> list[TimelineSpan]:
     """Clip spans to an interval."""
     found = []
     for span in spans:
         low, high = max(start, span.start), min(end, span.end)
         if high > low:
-            found.append(Span(span.kind, low, high, span.step))
+            found.append(TimelineSpan(span.kind, low, high, span.step))
     return found
 
 
-def _mark_lost(spans: list[Span], session: Session, resumed: float) -> list[Span]:
+def _mark_lost(
+    spans: list[TimelineSpan], session: LogSession, resumed: float
+) -> list[TimelineSpan]:
     """Mark training after the checkpoint that the next session resumed from as lost."""
     reached = _time_of(session, resumed)
     found = []
@@ -173,12 +177,12 @@ def _mark_lost(spans: list[Span], session: Session, resumed: float) -> list[Span
             found.append(span)
             continue
         if span.start < reached:
-            found.append(Span("train", span.start, reached, span.step))
-        found.append(Span("lost", max(span.start, reached), span.end, span.step))
+            found.append(TimelineSpan("train", span.start, reached, span.step))
+        found.append(TimelineSpan("lost", max(span.start, reached), span.end, span.step))
     return found
 
 
-def _time_of(session: Session, step: float) -> float:
+def _time_of(session: LogSession, step: float) -> float:
     """Return when a session had taken a step, according to its events."""
     before: Event | None = None
     for event in session.events:

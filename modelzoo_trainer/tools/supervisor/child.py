@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from modelzoo_trainer.core.parts.watchdog import Position, Watchdog
+from modelzoo_trainer.core.parts.watchdog import RunPosition, Watchdog
 from modelzoo_trainer.tools.supervisor.protocol import (
-    Failure,
+    ChildFailure,
+    ChildReport,
     LaunchSpec,
-    Report,
     SharedStatus,
     known,
 )
@@ -49,7 +49,7 @@ class Child:
         if hasattr(signal, "SIGTTOU"):  # allow output from a background process group
             signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self._write_stacks_on_request()
-        self._report = Report(pid=os.getpid())
+        self._report = ChildReport(pid=os.getpid())
         self._autorestart: AutoRestart | None = None
         self._timekeeper: Timekeeper | None = None
         self._watchdog = Watchdog(
@@ -73,9 +73,9 @@ class Child:
         if self._timekeeper is not None:
             self._timekeeper.note_median()
 
-    def _position(self) -> Position:
+    def _position(self) -> RunPosition:
         if self._autorestart is None:
-            return Position(-1)
+            return RunPosition(-1)
         return self._autorestart.position()
 
     def begin_trainer(self, number: int, autorestart: AutoRestart) -> None:
@@ -94,7 +94,7 @@ class Child:
         )
         if number != int(self._shared.trainer):
             self._shared.begin_trainer(number)
-        self._report = Report(pid=os.getpid(), checkpoint=checkpoint)
+        self._report = ChildReport(pid=os.getpid(), checkpoint=checkpoint)
         self._watchdog.set_limits(autorestart.hang_timeout, autorestart.startup_timeout)
         self._autorestart = autorestart
         if self._timekeeper is None:
@@ -119,7 +119,7 @@ class Child:
     def fail(self, error: BaseException) -> None:
         """Record the exception that ends this process."""
         step = known(self._shared.step)
-        self._update_report(failure=Failure.of(error, step))
+        self._update_report(failure=ChildFailure.of(error, step))
 
     def _hang(self, found: str) -> None:
         self._shared.is_hung = 1

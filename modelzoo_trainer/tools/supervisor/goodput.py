@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from modelzoo_trainer.tools.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.tools.supervisor.protocol import UNKNOWN, Kind, SharedStatus, known
+from modelzoo_trainer.tools.supervisor.protocol import UNKNOWN, SharedStatus, TimeKind, known
 
 FORMAT_VERSION: Final = 1
 KINDS = ("steps", "data", "saving", "validation", "compiling", "startup", "lost", "other", "down")
 """Useful steps, waiting for data, ...; `lost` are steps that were repeated or did not finish;
 `compiling` is the time of an attempt's first batch beyond the median; `down` is the time between
 two attempts; `other` is the time between stages and at the end of a run."""
-_MEASURED: Final = (Kind.DATA, Kind.SAVING, Kind.VALIDATION, Kind.STARTUP, Kind.OTHER)
+_MEASURED: Final = (
+    TimeKind.DATA,
+    TimeKind.SAVING,
+    TimeKind.VALIDATION,
+    TimeKind.STARTUP,
+    TimeKind.OTHER,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,15 +62,15 @@ class Attempt:
         `kept_step`: the last step that was not repeated.
         """
         seconds, median_s = self.shared.seconds, self.shared.median_s
-        first = seconds[Kind.FIRST_STEP]
+        first = seconds[TimeKind.FIRST_STEP]
         compiling = max(0.0, first - median_s) if median_s > 0 else first
-        steps = seconds[Kind.STEPS] + first - compiling
+        steps = seconds[TimeKind.STEPS] + first - compiling
         redone = self._redone(kept_step, steps)
         return {
             "steps": steps - redone,
             **{kind.name.lower(): seconds[kind] for kind in _MEASURED},
             "compiling": compiling,
-            "lost": redone + seconds[Kind.CUT_OFF],
+            "lost": redone + seconds[TimeKind.CUT_OFF],
             "down": self.down_s,
         }
 
@@ -75,7 +81,7 @@ class Attempt:
         if UNKNOWN in (start, step) or kept_step >= step:
             return 0.0
         if kept_step == shared.saved_step and kept_step > start:
-            in_steps: float = shared.seconds[Kind.STEPS]
+            in_steps: float = shared.seconds[TimeKind.STEPS]
             return max(0.0, in_steps - max(0.0, shared.spent_at_save))
         share = (step - max(kept_step, start)) / max(1, step - start)
         return share * max(0.0, steps - max(0.0, shared.spent_at_start))

@@ -17,7 +17,7 @@ from modelzoo_trainer.base.exit_codes import (
     WRONG_USE,
     exit_code,
 )
-from modelzoo_trainer.tools.supervisor.protocol import Failure, Report
+from modelzoo_trainer.tools.supervisor.protocol import ChildFailure, ChildReport
 
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 _REQUESTS: Final = frozenset(one.name for one in STOP_SIGNALS)
@@ -52,7 +52,7 @@ class Ending:
 
 def classify(
     code: int,
-    report: Report,
+    report: ChildReport,
     *,
     passed_on: tuple[str, ...] = (),
     hung: str | None = None,
@@ -91,7 +91,7 @@ def _stopped(by: str) -> Ending:
     return Ending(Outcome.STOPPED, f"stopped by {by}", exit_code(by))
 
 
-def _failed(code: int, failure: Failure | None) -> Ending:
+def _failed(code: int, failure: ChildFailure | None) -> Ending:
     if code == WRONG_USE or (failure is not None and failure.is_config):
         return Ending(Outcome.INVALID_CONFIG, "the command or the file is invalid", WRONG_USE)
     if failure is None:

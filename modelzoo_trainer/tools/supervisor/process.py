@@ -14,8 +14,8 @@ from typing import Final
 from modelzoo_trainer.base.exit_codes import DONE, INTERRUPTED, PREEMPTED, STOP_SIGNALS
 from modelzoo_trainer.core.parts.watchdog import StallTimer
 from modelzoo_trainer.tools.supervisor.child import STACKS_SIGNAL
-from modelzoo_trainer.tools.supervisor.protocol import Kind, SharedStatus
-from modelzoo_trainer.tools.supervisor.settings import Settings
+from modelzoo_trainer.tools.supervisor.protocol import SharedStatus, TimeKind
+from modelzoo_trainer.tools.supervisor.settings import SupervisorSettings
 
 _POLL_S: Final = 0.05
 _SLOW_END_S: Final = 10.0  # for a hung child to write its stacks and exit
@@ -82,7 +82,7 @@ class Process:
         """Why the child was killed, if it stopped responding."""
         self._timer = StallTimer(_POLL_S)
 
-    def wait(self, settings: Settings) -> int:
+    def wait(self, settings: SupervisorSettings) -> int:
         """Wait for the child to end; return its exit code, below 0 = the signal that killed it."""
         while self._popen.poll() is None:
             time.sleep(_POLL_S)
@@ -103,11 +103,11 @@ class Process:
                 self._popen.send_signal(getattr(signal, name))
             stops.num_handled += 1
 
-    def _watch(self, settings: Settings) -> None:
+    def _watch(self, settings: SupervisorSettings) -> None:
         shared = self._shared
         if shared.is_hung:
             limit_s = _SLOW_END_S
-        elif shared.kind == Kind.STARTUP:
+        elif shared.kind == TimeKind.STARTUP:
             limit_s = settings.startup_timeout_s
         else:
             limit_s = settings.beat_timeout_s

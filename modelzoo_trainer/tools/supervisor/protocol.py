@@ -83,7 +83,7 @@ def without_launch_spec(words: list[str]) -> list[str]:
 # ---- from the child, at any time, in memory that outlives it
 
 
-class Kind(enum.IntEnum):
+class TimeKind(enum.IntEnum):
     """Kinds of time."""
 
     STARTUP = 0
@@ -118,7 +118,7 @@ class SharedStatus(ctypes.Structure):
     began: float  # monotonic clock: start of that trainer's first fit in this process
     _fields_ = [  # ctypes requires a list
         *((name, ctypes.c_double) for name in __annotations__),
-        ("seconds", ctypes.c_double * len(Kind)),
+        ("seconds", ctypes.c_double * len(TimeKind)),
     ]
     descriptor: int
 
@@ -153,7 +153,7 @@ class SharedStatus(ctypes.Structure):
         self.spent_at_start = self.spent_at_save = self.median_s = self.began = UNKNOWN
         self.trainer = number
 
-    def switch(self, kind: Kind) -> float:
+    def switch(self, kind: TimeKind) -> float:
         """Count time as `kind` from now on; return the seconds of the kind that ends."""
         now = time.monotonic()
         elapsed = now - self.since
@@ -164,9 +164,9 @@ class SharedStatus(ctypes.Structure):
 
     def end(self) -> None:
         """Count the time up to now, after the process has ended."""
-        if self.kind in (Kind.FIRST_STEP, Kind.STEPS):
-            self.kind = Kind.CUT_OFF
-        self.switch(Kind.OTHER)
+        if self.kind in (TimeKind.FIRST_STEP, TimeKind.STEPS):
+            self.kind = TimeKind.CUT_OFF
+        self.switch(TimeKind.OTHER)
 
 
 def known(value: float) -> int | None:
@@ -178,7 +178,7 @@ def known(value: float) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class ChildFailure:
     """The exception that ended a child."""
 
     kind: str  # qualified name of its type
@@ -203,7 +203,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ChildReport:
     """The child's report; the defaults stand for a child that wrote none."""
 
     pid: int = 0
@@ -211,7 +211,7 @@ class Report:
     # what ended a trainer early, such as "SIGTERM" or "stop file"
     interrupted: str | None = None
     hung: str | None = None  # what its watchdog found
-    failure: Failure | None = None
+    failure: ChildFailure | None = None
 
     def write(self, path: Path) -> None:
         """Write the report atomically."""
@@ -223,7 +223,7 @@ class Report:
         try:
             raw = json.loads(read_bytes(path))
             failure = raw.pop("failure")
-            return cls(**raw, failure=None if failure is None else Failure(**failure))
+            return cls(**raw, failure=None if failure is None else ChildFailure(**failure))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return cls()
 

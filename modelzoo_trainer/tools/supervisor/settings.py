@@ -16,7 +16,7 @@ _MODEL_DIR: Final = "model_dir"  # the trainer's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SupervisorSettings:
     """The supervisor's settings for one trainer."""
 
     model_dir: Path
@@ -45,7 +45,7 @@ def read_settings(
     mode: str | None,
     changes: Sequence[str],
     options: Mapping[str, str | None],
-) -> list[Settings]:
+) -> list[SupervisorSettings]:
     """Return the settings of each trainer of a file; empty if restarts are not enabled.
 
     Empty for an invalid file too: the run itself reports what is invalid.
@@ -105,7 +105,7 @@ def _read(
     return to_plain(apply_overrides(root, [*changes_of(options, mode, root), *overrides]))
 
 
-def _settings_of(item: Any) -> Settings | None:
+def _settings_of(item: Any) -> SupervisorSettings | None:
     """Return one trainer's settings; None = not enabled or invalid."""
     init = _get(_get(item, "trainer"), "init")
     section = _get(init, _WORD)
@@ -113,7 +113,7 @@ def _settings_of(item: Any) -> Settings | None:
     hang, startup = _get(section, "hang_timeout"), _get(section, "startup_timeout")
     if type(num) is not int or num < 1 or not (_is_limit(hang) and _is_limit(startup)):
         return None
-    return Settings(
+    return SupervisorSettings(
         model_dir=_folder_of(_get(init, "model_dir"), _get(init, "object_store")),
         max_num_restarts=num,
         hang_timeout=hang,

@@ -24,13 +24,13 @@ from modelzoo_trainer.tools.supervisor.outcome import (
 from modelzoo_trainer.tools.supervisor.process import Process, Stops
 from modelzoo_trainer.tools.supervisor.protocol import (
     UNKNOWN,
+    ChildReport,
     LaunchSpec,
-    Report,
     SharedStatus,
     known,
     write_json,
 )
-from modelzoo_trainer.tools.supervisor.settings import Settings
+from modelzoo_trainer.tools.supervisor.settings import SupervisorSettings
 
 FOLDER: Final = "restarts"
 GOODPUT: Final = "ledger.json"
@@ -38,7 +38,7 @@ GOODPUT: Final = "ledger.json"
 
 def supervise(
     command: Sequence[str],
-    settings: Sequence[Settings],
+    settings: Sequence[SupervisorSettings],
     report: Callable[[str], None],
     *,
     shown: Sequence[str] | None = None,
@@ -62,7 +62,7 @@ class _Supervision:
     def __init__(
         self,
         command: Sequence[str],
-        settings: Sequence[Settings],
+        settings: Sequence[SupervisorSettings],
         report: Callable[[str], None],
         stops: Stops,
         shown: Sequence[str],
@@ -98,10 +98,12 @@ class _Supervision:
                 return self._end(ending)
             self._stops.pause(decision.pause_s)
             if self._stops.is_asked:
-                return self._end(classify(FAILED, Report(), passed_on=tuple(self._stops.received)))
+                return self._end(
+                    classify(FAILED, ChildReport(), passed_on=tuple(self._stops.received))
+                )
 
     @property
-    def _current_settings(self) -> Settings:
+    def _current_settings(self) -> SupervisorSettings:
         return self._settings[min(self._spec.trainer, len(self._settings) - 1)]
 
     def _attempt(self) -> Attempt:
@@ -118,7 +120,7 @@ class _Supervision:
             shared.end()
         finally:
             shared.close()
-        report = Report.read(spec.report)
+        report = ChildReport.read(spec.report)
         ending = classify(
             code,
             report,
@@ -138,7 +140,7 @@ class _Supervision:
         self._write_goodput()
         return attempt
 
-    def _learn(self, attempt: Attempt, report: Report) -> None:
+    def _learn(self, attempt: Attempt, report: ChildReport) -> None:
         """Update the launch spec of the next child."""
         shared, spec = attempt.shared, self._spec
         if shared.num_done != spec.trainer:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Callback, StateDict
 from modelzoo_trainer.checkpointing import read_manifest
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.tools.supervisor.protocol import UNKNOWN, Kind, SharedStatus
+from modelzoo_trainer.tools.supervisor.protocol import UNKNOWN, SharedStatus, TimeKind
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -35,7 +35,7 @@ class Timekeeper(Callback):
         self._durations: deque[float] = deque(maxlen=_NUM_KEPT)
         self._is_first = True
         self._is_whole = True
-        self._before = Kind.OTHER
+        self._before = TimeKind.OTHER
         self._spent_at: dict[int, float] = {}
 
     def note_median(self) -> None:
@@ -51,17 +51,17 @@ class Timekeeper(Callback):
         self._durations.clear()
         self._spent_at.clear()
         shared.start_step = shared.step = trainer.global_step
-        shared.spent_at_start = shared.seconds[Kind.STEPS]
+        shared.spent_at_start = shared.seconds[TimeKind.STEPS]
         if shared.began == UNKNOWN:
             shared.began = time.monotonic()
 
     @override
     def on_train_start(self, *args: Any) -> None:
-        self._shared.switch(Kind.DATA)
+        self._shared.switch(TimeKind.DATA)
 
     @override
     def on_train_batch_start(self, *args: Any) -> None:
-        self._shared.switch(Kind.FIRST_STEP if self._is_first else Kind.STEPS)
+        self._shared.switch(TimeKind.FIRST_STEP if self._is_first else TimeKind.STEPS)
         self._is_whole = not self._is_first
 
     @override
@@ -75,42 +75,42 @@ class Timekeeper(Callback):
         self._shared.step = trainer.global_step
 
     def _end_batch(self) -> None:
-        elapsed = self._shared.switch(Kind.DATA)
+        elapsed = self._shared.switch(TimeKind.DATA)
         if self._is_whole:
             self._durations.append(elapsed)
         self._is_first = False
 
     @override
     def on_train_end(self, *args: Any) -> None:
-        self._shared.switch(Kind.OTHER)
+        self._shared.switch(TimeKind.OTHER)
         self.note_median()
 
     @override
     def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, *args: Any) -> None:
-        self._shared.switch(Kind.VALIDATION)
-        stack.callback(self._shared.switch, Kind.OTHER)
+        self._shared.switch(TimeKind.VALIDATION)
+        stack.callback(self._shared.switch, TimeKind.OTHER)
 
     @override
     def on_enter_validate(self, trainer: Trainer, stack: ExitStack, *args: Any) -> None:
         stack.callback(self._shared.switch, self._after_interruption())
-        self._shared.switch(Kind.VALIDATION)
+        self._shared.switch(TimeKind.VALIDATION)
 
-    def _after_interruption(self) -> Kind:
+    def _after_interruption(self) -> TimeKind:
         """Return the kind to continue with after a validation or a save that starts now."""
-        kind = Kind(int(self._shared.kind))
-        return Kind.OTHER if kind is Kind.STARTUP else kind
+        kind = TimeKind(int(self._shared.kind))
+        return TimeKind.OTHER if kind is TimeKind.STARTUP else kind
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         self._before = self._after_interruption()
-        self._shared.switch(Kind.SAVING)
+        self._shared.switch(TimeKind.SAVING)
         self._is_whole = False
         self.note_median()
-        self._spent_at[trainer.global_step] = self._shared.seconds[Kind.STEPS]
+        self._spent_at[trainer.global_step] = self._shared.seconds[TimeKind.STEPS]
 
     @override
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
-        if self._shared.kind == Kind.SAVING:
+        if self._shared.kind == TimeKind.SAVING:
             self._shared.switch(self._before)
 
     def note_commit(self, path: Path) -> None:

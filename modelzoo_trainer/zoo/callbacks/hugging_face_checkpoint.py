@@ -34,7 +34,7 @@ from modelzoo_trainer.zoo.conversion.adapter_folder import (
     write_adapters,
 )
 from modelzoo_trainer.zoo.conversion.adapters import LoraLayer, MergedAdapters, lora_layers
-from modelzoo_trainer.zoo.conversion.engine import InMemory, PartOf, Source
+from modelzoo_trainer.zoo.conversion.engine import InMemory, PartOf, TensorSource
 from modelzoo_trainer.zoo.conversion.family import families
 from modelzoo_trainer.zoo.conversion.hugging_face import (
     family_fitting,
@@ -228,7 +228,7 @@ class HuggingFaceCheckpoint(Callback):
             if backend.comm.is_main:
                 checkpointing.delete(hidden)
 
-    def _export(self, trainer: Trainer, source: Source, path: Path) -> None:
+    def _export(self, trainer: Trainer, source: TensorSource, path: Path) -> None:
         model, prefix = _trained(trainer)
         source = PartOf(source, prefix)
         if self._theirs is None:
@@ -245,13 +245,13 @@ class HuggingFaceCheckpoint(Callback):
                 shard_bytes=self.shard_bytes,
             )
 
-    def _planned(self, trainer: Trainer, source: Source) -> TheirExport:
+    def _planned(self, trainer: Trainer, source: TensorSource) -> TheirExport:
         assert self._theirs is not None
         return plan_transformers(
             source, self._theirs, self._layers, where=_WHERE, dtype=self._dtype
         )
 
-    def _export_decoder(self, model: Module, source: Source, path: Path) -> None:
+    def _export_decoder(self, model: Module, source: TensorSource, path: Path) -> None:
         assert isinstance(model, Decoder)
         export = plan_export(
             MergedAdapters(source, self._layers, where=_WHERE),

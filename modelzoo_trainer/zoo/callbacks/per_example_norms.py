@@ -25,7 +25,7 @@ class Matrix(NamedTuple):
     """(B, T, I)."""
 
 
-class Rows(NamedTuple):
+class LookupRows(NamedTuple):
     """A use of (V, I) as a lookup table: `grads` are added to the rows `ids`."""
 
     ids: Tensor
@@ -41,7 +41,7 @@ class Vector(NamedTuple):
     """(B, T, I)."""
 
 
-Use = Matrix | Rows | Vector
+Use = Matrix | LookupRows | Vector
 
 
 def squared_norms(uses: list[Use]) -> Tensor:
@@ -56,7 +56,7 @@ def squared_norms(uses: list[Use]) -> Tensor:
     if vectors:
         return wide(torch.cat(vectors, 1)).sum(1).square().sum(1)
     matrices = [use for use in uses if isinstance(use, Matrix)]
-    tables = [use for use in uses if isinstance(use, Rows)]
+    tables = [use for use in uses if isinstance(use, LookupRows)]
     total: Tensor | None = None
     if matrices:
         matrix = Matrix(
@@ -65,7 +65,7 @@ def squared_norms(uses: list[Use]) -> Tensor:
         )
         total = _square_of_matrix(matrix)
     if tables:
-        table = Rows(
+        table = LookupRows(
             torch.cat([use.ids for use in tables], 1),
             wide(torch.cat([use.grads for use in tables], 1)),
         )
@@ -82,12 +82,12 @@ def _square_of_matrix(use: Matrix) -> Tensor:
     return torch.bmm(use.grads.transpose(1, 2), use.inputs).square().sum((1, 2))
 
 
-def _square_of_rows(use: Rows) -> Tensor:
+def _square_of_rows(use: LookupRows) -> Tensor:
     is_same = use.ids.unsqueeze(1) == use.ids.unsqueeze(2)
     return (_gram(use.grads) * is_same).sum((1, 2))
 
 
-def _product(matrix: Matrix, table: Rows) -> Tensor:
+def _product(matrix: Matrix, table: LookupRows) -> Tensor:
     """Return the inner products of the contributions of a matrix and a table to a parameter."""
     places = matrix.grads.shape[1]
     index = table.ids.unsqueeze(1).expand(-1, places, -1)
@@ -138,7 +138,7 @@ def uses_of(layer: Module, given: Tensor, grad: Tensor) -> dict[str, Use]:
         rows = grad.reshape(num, ids.shape[1], -1)
         if layer.padding_idx is not None:
             rows = rows * (ids != layer.padding_idx).unsqueeze(2)
-        return {"weight": Rows(ids, rows)}
+        return {"weight": LookupRows(ids, rows)}
     if isinstance(layer, nn.LayerNorm):
         size = math.prod(layer.normalized_shape)
         plain = F.layer_norm(wide(given), layer.normalized_shape, eps=layer.eps)

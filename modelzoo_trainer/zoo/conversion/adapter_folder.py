@@ -15,7 +15,7 @@ from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.lazy_weights import SINGLE
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.conversion.adapters import LoraLayer
-from modelzoo_trainer.zoo.conversion.engine import PartOf, Source
+from modelzoo_trainer.zoo.conversion.engine import PartOf, TensorSource
 from modelzoo_trainer.zoo.conversion.tokenizer_files import GENERATION, TokenizerFiles
 from modelzoo_trainer.zoo.conversion.transformers_model import FSDP, TheirModel
 from modelzoo_trainer.zoo.conversion.weights_folder import (
@@ -49,7 +49,7 @@ class AdapterExport:
 
     settings: Any
     names: Mapping[str, str]
-    source: Source
+    source: TensorSource
     specs: Mapping[str, TensorSpec]
 
 
@@ -140,7 +140,7 @@ def _settings_of(model: TheirModel, layers: Mapping[str, LoraLayer]) -> Any:
 
 
 def plan_adapters(
-    source: Source,
+    source: TensorSource,
     model: TheirModel,
     layers: Mapping[str, LoraLayer],
     *,

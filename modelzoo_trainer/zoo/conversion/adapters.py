@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Embedding, Linear, Module
 
 from modelzoo_trainer.errors import CheckpointError, ConfigError
-from modelzoo_trainer.zoo.conversion.engine import Source
+from modelzoo_trainer.zoo.conversion.engine import TensorSource
 from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 from modelzoo_trainer.zoo.models.hugging_face.adapters import PlainNames
 from modelzoo_trainer.zoo.models.lora import LoraConfig, choose_layers
@@ -100,7 +100,7 @@ def planned_layers(model: Module, configs: list[LoraConfig]) -> dict[str, LoraLa
     }
 
 
-def has_adapters(source: Source) -> bool:
+def has_adapters(source: TensorSource) -> bool:
     """Return whether tensors belong to a model with adapters."""
     return bool(PlainNames(source.names()).added)
 
@@ -120,7 +120,9 @@ class MergedAdapters:
         CheckpointError: If the adapters in the source are not these.
     """
 
-    def __init__(self, source: Source, layers: Mapping[str, LoraLayer], *, where: str) -> None:
+    def __init__(
+        self, source: TensorSource, layers: Mapping[str, LoraLayer], *, where: str
+    ) -> None:
         self._source = source
         self._stored: dict[str, str] = {}
         self._layers: dict[str, tuple[LoraLayer, str, str]] = {}  # by plain name: A and B

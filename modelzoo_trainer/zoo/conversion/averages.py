@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.zoo.conversion.engine import Source
+from modelzoo_trainer.zoo.conversion.engine import TensorSource
 from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 
 
@@ -27,8 +27,8 @@ class Averaged:
 
     def __init__(
         self,
-        source: Source,
-        averages: Source,
+        source: TensorSource,
+        averages: TensorSource,
         *,
         shared: Iterable[Collection[str]] = (),
         where: str,

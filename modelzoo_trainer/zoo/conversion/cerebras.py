@@ -19,8 +19,8 @@ from modelzoo_trainer.zoo.conversion.cerebras_experts import implementation_of, 
 from modelzoo_trainer.zoo.conversion.cerebras_models import aliases_of_model, rules_of_model
 from modelzoo_trainer.zoo.conversion.engine import (
     OUR_EMBEDDING,
-    Plan,
-    Source,
+    ConversionPlan,
+    TensorSource,
     plan_named_as_ours,
     plan_theirs,
 )
@@ -147,13 +147,13 @@ def _is_hdf5(path: Path) -> bool:
 
 
 def plan_from_cerebras(
-    source: Source,
+    source: TensorSource,
     settings: Any,
     shapes: Mapping[str, Shape],
     *,
     where: str,
     dtype: torch.dtype | None = None,
-) -> Plan:
+) -> ConversionPlan:
     """Plan our weights from the Model Zoo's.
 
     Args:
@@ -197,7 +197,7 @@ def _is_decoder(settings: Any) -> bool:
     return isinstance(settings, DecoderSettings) and not isinstance(settings, EncoderSettings)
 
 
-def _check_equal(source: Source, one: str, other: str, where: str, why: str) -> None:
+def _check_equal(source: TensorSource, one: str, other: str, where: str, why: str) -> None:
     """Refuse two tensors that are there and differ."""
     names = source.names()
     if one in names and other in names and not torch.equal(source.read(one), source.read(other)):
@@ -205,13 +205,13 @@ def _check_equal(source: Source, one: str, other: str, where: str, why: str) -> 
 
 
 def plan_to_cerebras(
-    source: Source,
+    source: TensorSource,
     settings: Any,
     shapes: Mapping[str, Shape],
     *,
     where: str,
     dtype: torch.dtype | None = None,
-) -> Plan:
+) -> ConversionPlan:
     """Plan the weights of the Model Zoo from ours; arguments as of `plan_from_cerebras`."""
     if _is_decoder(settings):
         rules = rules_of(settings, shapes)
@@ -235,7 +235,7 @@ def aliases_of(settings: Any, names: Collection[str]) -> dict[str, str]:
     return {alias: name for alias, name in found.items() if name in names}
 
 
-def state_of(plan: Plan, settings: Any) -> dict[str, Any]:
+def state_of(plan: ConversionPlan, settings: Any) -> dict[str, Any]:
     """Return the state for a file of torch.save, as a checkpoint of the Model Zoo has it.
 
     Cost: All tensors in host memory.

@@ -19,7 +19,7 @@ from modelzoo_trainer.zoo.conversion import cerebras
 from modelzoo_trainer.zoo.conversion.adapter_folder import plan_adapters, write_adapters
 from modelzoo_trainer.zoo.conversion.adapters import MergedAdapters, has_adapters
 from modelzoo_trainer.zoo.conversion.averages import Averaged
-from modelzoo_trainer.zoo.conversion.engine import PartOf, Plan, Source, shapes_of
+from modelzoo_trainer.zoo.conversion.engine import ConversionPlan, PartOf, TensorSource, shapes_of
 from modelzoo_trainer.zoo.conversion.hugging_face import (
     aliases_of,
     arguments_of,
@@ -99,11 +99,11 @@ class Request:
 class _Weights:
     """The weights of one of our decoders, from any layout."""
 
-    source: Source
+    source: TensorSource
     model: ModelSettings
     path: Path  # where they are from
     what: str = ""  # that is not said by the name of the model
-    plan: Plan | None = None  # the source, if it is converted itself
+    plan: ConversionPlan | None = None  # the source, if it is converted itself
 
     @property
     def where(self) -> str:
@@ -180,11 +180,11 @@ def _part_of(
     weights: LazyWeights,
     prefix: str,
     shared: Iterable[Collection[str]] = (),
-) -> Source:
+) -> TensorSource:
     """Return the weights of a part of a model, or their averages."""
     if not any(name.startswith(prefix) for name in weights.names()):
         prefix = ""  # weights of the part alone
-    source: Source = PartOf(weights, prefix)
+    source: TensorSource = PartOf(weights, prefix)
     if not request.averaged:
         return source
     averages = PartOf(open_average(path), prefix)
@@ -293,7 +293,7 @@ def _shapes(model: ModelSettings) -> dict[str, Shape]:
         return shapes_of(model.model_class, model.arguments)
 
 
-def _write_ours(request: Request, weights: _Weights) -> tuple[str, Plan]:
+def _write_ours(request: Request, weights: _Weights) -> tuple[str, ConversionPlan]:
     plan, model = weights.plan, weights.model
     assert plan is not None
     tokenizer, where = tokenizer_of(request.tokenizer, weights.path)
@@ -313,7 +313,7 @@ def _write_ours(request: Request, weights: _Weights) -> tuple[str, Plan]:
     return f"weights of {model.name}", plan
 
 
-def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, Plan]:
+def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, ConversionPlan]:
     export = plan_export(
         weights.source,
         weights.model.settings,
@@ -334,7 +334,7 @@ def _write_hugging_face(request: Request, weights: _Weights) -> tuple[str, Plan]
     return f"{what}, scales multiplied into its weights" if export.factors else what, export.plan
 
 
-def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, Plan]:
+def _write_cerebras(request: Request, weights: _Weights) -> tuple[str, ConversionPlan]:
     settings = weights.model.settings
     plan = cerebras.plan_to_cerebras(
         weights.source, settings, _shapes(weights.model), where=weights.where, dtype=request.dtype

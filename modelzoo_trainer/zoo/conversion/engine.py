@@ -23,7 +23,7 @@ OUR_HEAD: Final = "lm_head.weight"
 OUR_EMBEDDING: Final = "token_embeddings.weight"
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Tensors that are read one at a time, such as `checkpointing.lazy_weights.LazyWeights`."""
 
     def names(self) -> Collection[str]:
@@ -74,7 +74,7 @@ class PartOf:
         prefix: What their names there start with.
     """
 
-    def __init__(self, source: Source, prefix: str) -> None:
+    def __init__(self, source: TensorSource, prefix: str) -> None:
         self._source = source
         self._prefix = prefix
 
@@ -141,8 +141,8 @@ class _Step:
     shapes: tuple[Shape, ...]  # of ours
 
 
-class Plan:
-    """The tensors of the target: what they are, and how they are made; a `Source` itself.
+class ConversionPlan:
+    """The tensors of the target: what they are, and how they are made; a `TensorSource` itself.
 
     Attributes:
         specs: The tensors by name, in the order in which they are made.
@@ -151,7 +151,7 @@ class Plan:
     """
 
     def __init__(
-        self, specs: Mapping[str, TensorSpec], steps: Sequence[_Step], source: Source
+        self, specs: Mapping[str, TensorSpec], steps: Sequence[_Step], source: TensorSource
     ) -> None:
         self.specs = specs
         self._steps = steps
@@ -196,7 +196,7 @@ class Plan:
 
 
 def _made(
-    step: _Step, source: Source, specs: Mapping[str, TensorSpec]
+    step: _Step, source: TensorSource, specs: Mapping[str, TensorSpec]
 ) -> Iterator[tuple[str, Tensor]]:
     def read(number: int) -> Tensor:
         return source.read(step.inputs[number]).to(step.dtype)
@@ -224,7 +224,7 @@ def _as_dtype(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return found
 
 
-def _num_rounded(step: _Step, source: Source, made: Tensor) -> int:
+def _num_rounded(step: _Step, source: TensorSource, made: Tensor) -> int:
     """Return how many values of our tensor do not come back from `made`, which is made of it."""
     if made.dtype.itemsize < 4:
         return 0  # a dtype that was asked for, or that of ours
@@ -234,12 +234,12 @@ def _num_rounded(step: _Step, source: Source, made: Tensor) -> int:
 
 def plan_theirs(
     rules: Sequence[Rule],
-    source: Source,
+    source: TensorSource,
     shapes: Mapping[str, Shape],
     *,
     where: str,
     dtype: torch.dtype | None = None,
-) -> Plan:
+) -> ConversionPlan:
     """Plan the tensors of the other layout from the tensors of one of our decoders.
 
     Args:
@@ -273,18 +273,18 @@ def plan_theirs(
                 shapes=ours,
             )
         )
-    return Plan(specs, steps, source)
+    return ConversionPlan(specs, steps, source)
 
 
 def plan_ours(
     rules: Sequence[Rule],
-    source: Source,
+    source: TensorSource,
     shapes: Mapping[str, Shape],
     family: Family,
     *,
     where: str,
     dtype: torch.dtype | None = None,
-) -> Plan:
+) -> ConversionPlan:
     """Plan the tensors of one of our decoders from the tensors of a Hugging Face family.
 
     Arguments are as of `plan_theirs`; `source` has their tensors.
@@ -313,13 +313,13 @@ def plan_ours(
 
 def plan_named_as_ours(
     rules: Sequence[Rule],
-    source: Source,
+    source: TensorSource,
     shapes: Mapping[str, Shape],
     *,
     ignored: Collection[str],
     where: str,
     dtype: torch.dtype | None = None,
-) -> Plan:
+) -> ConversionPlan:
     """Plan the tensors of one of our decoders from a layout with the names of the rules.
 
     `ignored`: tensors of the source that are not expected, but no error. The others as of
@@ -346,11 +346,11 @@ def _their_shapes(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dict[st
 
 def _planned_ours(
     rules: Sequence[Rule],
-    source: Source,
+    source: TensorSource,
     shapes: Mapping[str, Shape],
     names: Mapping[str, str],
     dtype: torch.dtype | None,
-) -> Plan:
+) -> ConversionPlan:
     """`names`: the names in the source by the names of the rules."""
     specs: dict[str, TensorSpec] = {}
     steps: list[_Step] = []
@@ -373,7 +373,7 @@ def _planned_ours(
                 shapes=ours,
             )
         )
-    return Plan(specs, steps, source)
+    return ConversionPlan(specs, steps, source)
 
 
 def _check_covered(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> None:
@@ -385,7 +385,7 @@ def _check_covered(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> None:
         )
 
 
-def _dtype_of(source: Source, names: Sequence[str]) -> torch.dtype:
+def _dtype_of(source: TensorSource, names: Sequence[str]) -> torch.dtype:
     dtypes = [source.dtype(name) for name in names]
     return common_dtype(dtypes) if dtypes else torch.float32
 
@@ -394,7 +394,7 @@ def _as_asked(found: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
     return asked if asked is not None and found.is_floating_point else found
 
 
-def _names_in(source: Source, expected: Collection[str], prefix: str) -> dict[str, str]:
+def _names_in(source: TensorSource, expected: Collection[str], prefix: str) -> dict[str, str]:
     """Return the names in the source by their full names, with the prefix if they lack it."""
     found = source.names()
     lacks_prefix = not any(name.startswith(prefix) for name in found)
@@ -413,7 +413,7 @@ def _matching(names: Collection[str], patterns: Sequence[str]) -> list[str]:
     return [name for name in names if any(re.fullmatch(one, name) for one in patterns)]
 
 
-def _check_same(source: Source, one: str, other: str, where: str) -> None:
+def _check_same(source: TensorSource, one: str, other: str, where: str) -> None:
     is_equal = source.shape(one) == source.shape(other)
     if not is_equal or not torch.equal(source.read(one), source.read(other)):
         raise CheckpointError(
@@ -422,7 +422,7 @@ def _check_same(source: Source, one: str, other: str, where: str) -> None:
         )
 
 
-def _check_tied(source: Source, names: Mapping[str, str], family: Family, where: str) -> None:
+def _check_tied(source: TensorSource, names: Mapping[str, str], family: Family, where: str) -> None:
     """Refuse an output layer that differs from the embedding, though config.json ties them."""
     if family.embedding not in names:
         return  # reported as missing
@@ -436,7 +436,7 @@ def _check_tied(source: Source, names: Mapping[str, str], family: Family, where:
 
 
 def _check_names(
-    source: Source,
+    source: TensorSource,
     expected: Mapping[str, Shape],
     names: Mapping[str, str],
     *,

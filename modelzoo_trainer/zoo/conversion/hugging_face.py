@@ -16,8 +16,8 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.conversion.engine import (
     OUR_EMBEDDING,
     OUR_HEAD,
-    Plan,
-    Source,
+    ConversionPlan,
+    TensorSource,
     plan_ours,
     plan_theirs,
     settings_of,
@@ -97,12 +97,12 @@ class Export:
 
     family: Family
     config: Mapping[str, Any]
-    plan: Plan
+    plan: ConversionPlan
     factors: Mapping[str, float]
 
 
 def plan_export(
-    source: Source,
+    source: TensorSource,
     settings: Any,
     *,
     where: str,
@@ -246,7 +246,7 @@ class Import:
     family: Family
     arguments: Mapping[str, Any]
     settings: Any
-    plan: Plan
+    plan: ConversionPlan
     weights: LazyWeights
 
 
@@ -284,7 +284,7 @@ def plan_import(folder: Path, *, key: str, dtype: torch.dtype | None = None) -> 
 
 def write_ours(
     folder: Path,
-    plan: Plan,
+    plan: ConversionPlan,
     *,
     aliases: Mapping[str, str],
     model_yaml: str,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.zoo.conversion.engine import OUR_EMBEDDING, OUR_HEAD, Source
+from modelzoo_trainer.zoo.conversion.engine import OUR_EMBEDDING, OUR_HEAD, TensorSource
 from modelzoo_trainer.zoo.conversion.weights_folder import Shape
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.zoo.models.parametrization import attention_scale, logits_scale
@@ -79,7 +79,7 @@ class Scaled:
         factors: As of `without_factors`.
     """
 
-    def __init__(self, source: Source, factors: Mapping[str, float]) -> None:
+    def __init__(self, source: TensorSource, factors: Mapping[str, float]) -> None:
         self._source = source
         self._factors = factors
 

@@ -17,7 +17,7 @@ from torch.nn import Module
 from modelzoo_trainer.base.regular_files import require_inside
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.zoo.conversion.adapters import LoraLayer, MergedAdapters
-from modelzoo_trainer.zoo.conversion.engine import PartOf, Source
+from modelzoo_trainer.zoo.conversion.engine import PartOf, TensorSource
 from modelzoo_trainer.zoo.conversion.tokenizer_files import (
     GENERATION,
     TokenizerFiles,
@@ -98,7 +98,7 @@ class StoredPlan:
     """
 
     def __init__(
-        self, groups: list[StoredTensors], source: Source, dtype: torch.dtype | None
+        self, groups: list[StoredTensors], source: TensorSource, dtype: torch.dtype | None
     ) -> None:
         self._groups = groups
         self._source = source
@@ -149,7 +149,7 @@ class TheirExport:
 
 
 def plan_transformers(
-    source: Source,
+    source: TensorSource,
     model: TheirModel,
     layers: Mapping[str, LoraLayer],
     *,

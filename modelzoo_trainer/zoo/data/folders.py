@@ -93,7 +93,7 @@ def read_meta(folder: str, num_names: int, argument: str) -> list[MetaLine]:
     return found
 
 
-class Listed:
+class NamedFiles:
     """The files that lists have named: each is to be named once."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from modelzoo_trainer.hooks.interceptors import event
 from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.processor import DataProcessor, LoadingArguments
 from modelzoo_trainer.zoo.data.token_cache import (
-    Document,
+    CorpusFile,
     Split,
     TokenWindows,
     cached_tokens,
@@ -81,12 +81,12 @@ class TextFileProcessor(LoadingArguments, DataProcessor):
         return make_tokenization(tokenizer_file_path, eos_token)
 
     @event("load")
-    def load(self, data_dir: str | list[str], pattern: str | None) -> list[Document]:
+    def load(self, data_dir: str | list[str], pattern: str | None) -> list[CorpusFile]:
         """Return the documents of the whole corpus, without reading them."""
         return find_documents(data_dir, pattern)
 
     @event("process")
-    def process(self, documents: list[Document]) -> BatchDataset:
+    def process(self, documents: list[CorpusFile]) -> BatchDataset:
         """Return the token windows of the split; tokenize if they are not cached."""
         split, length = self.split, self._length
         tokens = cached_tokens(

@@ -33,7 +33,7 @@ _DEFAULT_PATTERN: Final = "**/*.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class CorpusFile:
     """A text file of a corpus."""
 
     path: Path
@@ -48,7 +48,7 @@ class Document:
         return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def find_documents(data_dir: str | Sequence[str], pattern: str | None) -> list[Document]:
+def find_documents(data_dir: str | Sequence[str], pattern: str | None) -> list[CorpusFile]:
     """Return the documents of a corpus, each file once, ordered by name.
 
     `data_dir`: one or more folders, files, glob patterns, or `stdlib`. `pattern`: glob of the files
@@ -72,8 +72,8 @@ def find_documents(data_dir: str | Sequence[str], pattern: str | None) -> list[D
 
 
 def split_documents(
-    documents: Iterable[Document], split: Split, val_fraction: float
-) -> list[Document]:
+    documents: Iterable[CorpusFile], split: Split, val_fraction: float
+) -> list[CorpusFile]:
     """Return the documents of one split; adding a document moves no other one.
 
     Raises:
@@ -94,7 +94,7 @@ def split_documents(
     return chosen
 
 
-def _find(place: str, pattern: str | None) -> list[Document]:
+def _find(place: str, pattern: str | None) -> list[CorpusFile]:
     if place == STDLIB:
         return _library(Path(sysconfig.get_path("stdlib")))
     path = Path(place).expanduser()
@@ -102,10 +102,10 @@ def _find(place: str, pattern: str | None) -> list[Document]:
         matches = (match for match in path.glob(pattern or _DEFAULT_PATTERN) if match.is_file())
         return [_below(path, match) for match in matches]
     if path.is_file():
-        return [Document(path=path, name=path.name)]
+        return [CorpusFile(path=path, name=path.name)]
     if glob.has_magic(place):
         found = (Path(match) for match in glob.glob(str(path), recursive=True))
-        return [Document(path=match, name=match.name) for match in found if match.is_file()]
+        return [CorpusFile(path=match, name=match.name) for match in found if match.is_file()]
     raise ConfigError(_missing(place))
 
 
@@ -126,7 +126,7 @@ def _missing(place: str) -> str:
     )
 
 
-def _library(root: Path) -> list[Document]:
+def _library(root: Path) -> list[CorpusFile]:
     found = []
     for folder, subfolders, files in os.walk(root):
         # In place, so that installed packages are not traversed.
@@ -135,8 +135,8 @@ def _library(root: Path) -> list[Document]:
     return found
 
 
-def _below(root: Path, path: Path) -> Document:
-    return Document(path=path, name=path.relative_to(root).as_posix())
+def _below(root: Path, path: Path) -> CorpusFile:
+    return CorpusFile(path=path, name=path.relative_to(root).as_posix())
 
 
 class TokenWindows(BatchDataset):
@@ -196,7 +196,7 @@ def default_cache_dir() -> Path:
 
 
 def cached_tokens(
-    documents: Sequence[Document],
+    documents: Sequence[CorpusFile],
     tokenization: Tokenization,
     *,
     split: Split,
@@ -242,7 +242,7 @@ def _say_once(text: str, split: Split, path: Path) -> None:
 
 
 def _key(
-    documents: Sequence[Document], tokenization: Tokenization, part: tuple[Split, float] | None
+    documents: Sequence[CorpusFile], tokenization: Tokenization, part: tuple[Split, float] | None
 ) -> str:
     files = []
     for document in documents:
@@ -287,7 +287,7 @@ def _part(whole: Tokens, split: Split, val_fraction: float) -> Tokens:
     return {"train": whole[:border], "val": whole[border:], "all": whole}[split]
 
 
-def _read(document: Document) -> bytes:
+def _read(document: CorpusFile) -> bytes:
     try:
         return document.path.read_bytes()
     except OSError as error:

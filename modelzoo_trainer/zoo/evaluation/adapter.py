@@ -12,7 +12,7 @@ from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.evaluation.decoding import Sampling, texts_of
 from modelzoo_trainer.zoo.evaluation.decoding import pack as pack_prompts
 from modelzoo_trainer.zoo.evaluation.processes import Processes
-from modelzoo_trainer.zoo.evaluation.rows import Rows
+from modelzoo_trainer.zoo.evaluation.rows import RaggedRows
 from modelzoo_trainer.zoo.evaluation.scoring import plan_scoring
 
 log = logging.getLogger("modelzoo_trainer.evaluation")
@@ -25,7 +25,7 @@ _PLAIN: Final = {"num_beams": 1, "use_cache": True}  # what has no effect with t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class EvaluationFacts:
     """What an evaluation is told.
 
     Args:
@@ -50,7 +50,7 @@ class HarnessModel:
     tokenizer: Any
     cache_hook: Any
 
-    def prepare(self, facts: Facts, processes: Processes) -> None:
+    def prepare(self, facts: EvaluationFacts, processes: Processes) -> None:
         """Set what the constructor of the base class does not know."""
         self.tokenizer = facts.tokenizer
         self.max_length = facts.max_length
@@ -162,7 +162,7 @@ class HarnessModel:
             self._note_long([len(prompt) + sampling.max_new_tokens for prompt in prompts])
             room = self.max_length - sampling.max_new_tokens
             prompts = [prompt[-room:] for prompt in prompts]
-            values = self._processes.run(DECODING, pack_prompts(Rows.of(prompts), sampling))
+            values = self._processes.run(DECODING, pack_prompts(RaggedRows.of(prompts), sampling))
             for place, tokens in texts_of(values).items():
                 found[numbers[place]] = self._text(tokens, sampling)
         for request, text in zip(requests, found, strict=True):

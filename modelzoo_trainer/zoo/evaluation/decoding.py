@@ -19,7 +19,7 @@ from typing_extensions import override
 from modelzoo_trainer.base.devices import Stream
 from modelzoo_trainer.callback import Outputs
 from modelzoo_trainer.core.loop import ValidationLoop
-from modelzoo_trainer.zoo.evaluation.rows import PADDING, Batch, Ints, Rows
+from modelzoo_trainer.zoo.evaluation.rows import PADDING, Batch, Ints, RaggedRows
 from modelzoo_trainer.zoo.evaluation.scoring import HOOK
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class DecodingLoop(ValidationLoop):
     @property
     def results(self) -> dict[str, Any]:
         """The results of this process."""
-        rows = Rows.of(list(self._found.values()))
+        rows = RaggedRows.of(list(self._found.values()))
         index = np.array(list(self._found), np.int64)
         return {"index": index, "tokens": rows.tokens, "lengths": rows.lengths}
 
@@ -222,21 +222,21 @@ class DecodingLoop(ValidationLoop):
         return from_all
 
 
-def pack(rows: Rows, sampling: Sampling) -> dict[str, Any]:
+def pack(rows: RaggedRows, sampling: Sampling) -> dict[str, Any]:
     """Return prompts and how to continue them as values that can be sent."""
     own = {name: getattr(sampling, name) for name in Sampling.__slots__}
     own |= {name: list(own[name]) for name in ("ends", "stops")}
     return {"tokens": rows.tokens, "lengths": rows.lengths, "sampling": own}
 
 
-def unpack(given: dict[str, Any]) -> tuple[Rows, Sampling]:
+def unpack(given: dict[str, Any]) -> tuple[RaggedRows, Sampling]:
     """Return what `pack` was given."""
-    return Rows(given["tokens"], given["lengths"]), Sampling(**given["sampling"])
+    return RaggedRows(given["tokens"], given["lengths"]), Sampling(**given["sampling"])
 
 
 def texts_of(found: dict[str, Ints]) -> dict[int, list[int]]:
     """Return the tokens after each prompt, by its number."""
-    parts = Rows(found["tokens"], found["lengths"]).split()
+    parts = RaggedRows(found["tokens"], found["lengths"]).split()
     return {
         number: part.tolist() for number, part in zip(found["index"].tolist(), parts, strict=True)
     }

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from modelzoo_trainer.base.devices import hold_lm_eval_in_process
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.zoo.evaluation import decoding
-from modelzoo_trainer.zoo.evaluation.adapter import SCORING, Facts, adapter_class
+from modelzoo_trainer.zoo.evaluation.adapter import SCORING, EvaluationFacts, adapter_class
 from modelzoo_trainer.zoo.evaluation.arguments import HarnessArguments
 from modelzoo_trainer.zoo.evaluation.decoding import DecodingLoop
 from modelzoo_trainer.zoo.evaluation.model_facts import generation_settings
 from modelzoo_trainer.zoo.evaluation.processes import Interrupted, Processes
 from modelzoo_trainer.zoo.evaluation.results import log, metrics_of, table_of, write_results
-from modelzoo_trainer.zoo.evaluation.rows import Layout, Rows, make_batches
+from modelzoo_trainer.zoo.evaluation.rows import BatchLayout, RaggedRows, make_batches
 from modelzoo_trainer.zoo.evaluation.scoring import ScoringLoop, ScoringPlan
 from modelzoo_trainer.zoo.evaluation.tasks import LoadedTasks, messages_in_log
 
@@ -98,7 +98,7 @@ class Evaluation:
 
     def _adapter(self, model: Any, processes: Processes) -> Any:
         adapter = adapter_class()()
-        facts = Facts(
+        facts = EvaluationFacts(
             tokenizer=self._tokenizer,
             max_length=self._max_length,
             batch_size=self._batch_size,
@@ -183,13 +183,13 @@ class Evaluation:
     def _validate(
         self,
         trainer: Trainer,
-        rows: Rows,
+        rows: RaggedRows,
         extra: dict[str, Any],
         loop: ScoringLoop | DecodingLoop,
         room: int,
     ) -> None:
         backend = trainer.backend
-        layout = Layout(
+        layout = BatchLayout(
             batch_size=self._batch_size,
             num_shards=backend.comm.data_shard[1],
             room=room,

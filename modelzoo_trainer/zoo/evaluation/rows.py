@@ -27,14 +27,14 @@ class Batches(list[Batch]):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RaggedRows:
     """Sequences of tokens of different lengths, in one array."""
 
     tokens: Ints
     lengths: Ints
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> Rows:
+    def of(cls, rows: Sequence[Sequence[int]]) -> RaggedRows:
         """Return rows of tokens."""
         flat = [token for row in rows for token in row]
         return cls(np.array(flat, np.int64), np.array([len(row) for row in rows], np.int64))
@@ -58,7 +58,7 @@ def padded_length(length: int, limit: int, *, is_static: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BatchLayout:
     """How rows become batches.
 
     Args:
@@ -76,7 +76,7 @@ class Layout:
     is_static: bool
 
 
-def make_batches(rows: Rows, extra: dict[str, Ints], layout: Layout) -> Batches:
+def make_batches(rows: RaggedRows, extra: dict[str, Ints], layout: BatchLayout) -> Batches:
     """Return batches of rows, longest first, padded on the right.
 
     Args:

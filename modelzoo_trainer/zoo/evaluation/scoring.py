@@ -20,7 +20,7 @@ from modelzoo_trainer.base.devices import Stream
 from modelzoo_trainer.callback import Outputs
 from modelzoo_trainer.core.loop import ValidationLoop
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.zoo.evaluation.rows import PADDING, Batch, Ints, Rows
+from modelzoo_trainer.zoo.evaluation.rows import PADDING, Batch, Ints, RaggedRows
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -36,7 +36,7 @@ class ScoringPlan:
     Continuations of one context that differ in their last token only share a row, as in `lm_eval`.
     """
 
-    rows: Rows
+    rows: RaggedRows
     last: Ints
     """(rows, C): tokens whose log-probabilities after the row are needed; unused ones are 0."""
     row: Ints
@@ -56,7 +56,7 @@ class ScoringPlan:
     def unpack(cls, arrays: dict[str, Ints]) -> ScoringPlan:
         """Return the plan whose arrays `pack` returned."""
         given = dict(arrays)
-        return cls(Rows(given.pop("tokens"), given.pop("lengths")), **given)
+        return cls(RaggedRows(given.pop("tokens"), given.pop("lengths")), **given)
 
 
 def plan_scoring(requests: Sequence[tuple[list[int], list[int]]], limit: int) -> ScoringPlan:
@@ -92,7 +92,7 @@ def plan_scoring(requests: Sequence[tuple[list[int], list[int]]], limit: int) ->
     width = max(map(len, targets), default=1)
     last = [[*each, *[0] * (width - len(each))] for each in targets]
     arrays = (np.array(values, np.int64) for values in (last, row, place, length))
-    return ScoringPlan(Rows.of(found), *arrays)
+    return ScoringPlan(RaggedRows.of(found), *arrays)
 
 
 class ScoringLoop(ValidationLoop):

@@ -23,7 +23,7 @@ _GENERATION: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _GENERATION_MARKS: Final = ("_generation_begin", "_generation_end")  # variables of the template
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """Characters start to stop of a text, which are region `region` of turn `turn`."""
 
     start: int
@@ -40,7 +40,7 @@ class Located(NamedTuple):
     """The text of a chat, and what is where in it."""
 
     text: str
-    spans: list[Span]
+    spans: list[TextSpan]
     """Of all regions, in order."""
     generated: list[tuple[int, int]]
     """Of what is in `{% generation %}` blocks."""
@@ -184,12 +184,12 @@ class ChatTemplate:
                 is_there = text.startswith(until) and until.startswith(before)
                 if not is_there or not _writes(message, until.removeprefix(before)):
                     return None
-                spans.append(Span(len(before), len(until), turn, 0))
+                spans.append(TextSpan(len(before), len(until), turn, 0))
         return Located(text, sorted(spans), list(zip(places[::2], places[1::2], strict=True)))
 
     def _by_prefix(
         self, text: str, messages: Sequence[Mapping[str, str]], marked: list[_Marked], *marks: str
-    ) -> tuple[str, list[Span]] | None:
+    ) -> tuple[str, list[TextSpan]] | None:
         """Return the text without marks and the places of regions; the last has no mark.
 
         None if the text does not begin with the prompt for the last message, or does not have all
@@ -209,7 +209,7 @@ class ChatTemplate:
         start, spans = found
         stop = len(start) + len(answer)
         rest = text[len(prompt) :]
-        return start + rest, [*spans, Span(len(start), stop, turn, region)]
+        return start + rest, [*spans, TextSpan(len(start), stop, turn, region)]
 
     def end_of_answer(self) -> str | None:
         """Return what the template writes after the last message, an answer, and what is learned.
@@ -261,7 +261,7 @@ def _blocks(text: str, begin: str, end: str) -> tuple[str, list[int]]:
 
 def _without_marks(
     text: str, marked: Iterable[_Marked], begin: str, end: str
-) -> tuple[str, list[Span]] | None:
+) -> tuple[str, list[TextSpan]] | None:
     pieces, spans, length = [], [], 0
     for turn, region, before, core, after in marked:
         outside, found, rest = text.partition(f"{begin}{core}{end}")
@@ -274,7 +274,7 @@ def _without_marks(
         # White space of the region, unless the template has stripped it.
         start -= len(before) if outside.endswith(before) else 0
         stop += len(after) if rest.startswith(after) else 0
-        spans.append(Span(start, stop, turn, region))
+        spans.append(TextSpan(start, stop, turn, region))
     if begin in text or end in text:
         return None
     return "".join([*pieces, text]), spans

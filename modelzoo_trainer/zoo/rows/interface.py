@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from modelzoo_trainer.zoo.rows.places import Place
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.places import DocumentPlace
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class Document(NamedTuple):
     """The file, where lines are counted that are not known."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DocumentPlace:
         """Where the document is."""
-        return Place(self.file, self.number, self.line)
+        return DocumentPlace(self.file, self.number, self.line)
 
     @property
     def where(self) -> str:
@@ -89,7 +89,7 @@ class Stats:
     """Tokens at the end of a document or of all, too few for a row."""
     loss_tokens: int = 0
     """Tokens whose prediction counts in the loss."""
-    skipped: dict[str, tuple[int, Place]] = field(default_factory=dict)
+    skipped: dict[str, tuple[int, DocumentPlace]] = field(default_factory=dict)
     """Skipped documents by reason: how many, and the first one."""
 
     def skip(self, document: Document, reason: str) -> None:
@@ -150,7 +150,7 @@ class Mode(Protocol):
     is_packed: bool
     """Whether `encode` returns `Tokens`, to be packed, or `Rows`."""
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None: ...
+    def __init__(self, settings: PreprocessingSettings, tokenizer: Tokenizer) -> None: ...
 
     def encode(self, documents: Sequence[Document], length: int, stats: Stats) -> Tokens | Rows:
         """Return the tokens or rows of the documents of a unit that belong to one stream.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _BLOCK: Final = 1 << 20
 
 
-class Place(NamedTuple):
+class DocumentPlace(NamedTuple):
     """A document of the input.
 
     Args:

@@ -124,7 +124,7 @@ _OF_MODES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PreprocessingSettings:
     """All settings of a run."""
 
     setup: Setup

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from modelzoo_trainer.base.user_modules import import_module
 from modelzoo_trainer.errors import ConfigError, reason_of, suggest
 from modelzoo_trainer.zoo.rows.chat import CHATML, ChatTemplate
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 
 SPECIAL: Final = (
     "bos_token",
@@ -152,7 +152,7 @@ class Tokenizer:
         return encoded
 
 
-def tokenizer_of(settings: Settings) -> Tokenizer:
+def tokenizer_of(settings: PreprocessingSettings) -> Tokenizer:
     """Return the tokenizer of a preprocessing file; see `make_tokenizer`."""
     given = settings.processing
     return make_tokenizer(

@@ -22,7 +22,7 @@ _KEYS: Final = (
 )
 
 
-class Region(NamedTuple):
+class TurnRegion(NamedTuple):
     """A piece of a turn. None = the setting, or its default, decides."""
 
     name: str
@@ -35,7 +35,7 @@ class Turn(NamedTuple):
     """One message, or one part of a document; `role` is "" if there is only text."""
 
     role: str
-    regions: tuple[Region, ...]
+    regions: tuple[TurnRegion, ...]
     message: Mapping[str, Any] | None = None
     """Other keys of a message, such as calls of tools, for the chat template."""
 
@@ -84,7 +84,7 @@ def _turn(item: Any, where: str) -> Turn:
     return Turn(role, tuple(regions), item.get("message"))
 
 
-def _region(piece: Any, weight: Any, drop: Any, where: str) -> Region:
+def _region(piece: Any, weight: Any, drop: Any, where: str) -> TurnRegion:
     if not isinstance(piece, Mapping) or len(piece) != 1:
         raise ConfigError(
             f"{where}: each item of 'content' is a dict with one region, such as "
@@ -93,7 +93,7 @@ def _region(piece: Any, weight: Any, drop: Any, where: str) -> Region:
     [(name, content)] = piece.items()
     if name == "image":
         raise ConfigError(f"{where}: images are not supported, only text.")
-    return Region(
+    return TurnRegion(
         str(name),
         _content(content, f"{where}, region {name!r}"),
         _weight(weight, where),

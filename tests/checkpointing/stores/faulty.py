@@ -9,14 +9,14 @@ from typing import Any, Final
 import obstore
 from obstore.store import MemoryStore
 
-from modelzoo_trainer.checkpointing.stores.client import Limits
+from modelzoo_trainer.checkpointing.stores.client import TimeLimits
 from modelzoo_trainer.checkpointing.stores.store import Store
 from modelzoo_trainer.checkpointing.stores.urls import StoreUrl
 
 BUSY: Final = "Server returned non-2xx status code: 503: <Error><Code>SlowDown</Code></Error>"
 EXPIRED: Final = "status code: 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>"
 CALLS: Final = ("put", "get", "get_range", "list", "delete")
-LIMITS: Final = Limits(request_s=1, retry_s=5, attempts=4, pause_s=0.001)
+LIMITS: Final = TimeLimits(request_s=1, retry_s=5, attempts=4, pause_s=0.001)
 
 
 class Faulty:

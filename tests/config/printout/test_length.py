@@ -8,7 +8,7 @@ import pytest
 
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.printout.length import Positions, RunLength, length_lines
+from modelzoo_trainer.config.printout.length import EventSteps, RunLength, length_lines
 from modelzoo_trainer.config.shipped import shipped_names
 from tests.doubles import History, Recorder, tiny_batches
 
@@ -132,17 +132,17 @@ def test_the_steps_that_are_told_are_those_of_a_run(plan, trainer_of, loop, chec
 @pytest.mark.parametrize(
     ("positions", "end", "text"),
     [
-        (Positions(every=None), 9, "1, at step 9"),
-        (Positions(every=3), 9, "3, at steps 3, 6, 9"),
-        (Positions(every=3), 10, "4, at steps 3, 6, 9, 10"),
-        (Positions(every=1), 5, "5, at steps 1, 2, 3, 4, 5"),
-        (Positions(every=1), 6, "6, at steps 1, 2, 3, ..., 6"),
-        (Positions(every=3, first=0), 15, "6, at steps 0, 3, 6, ..., 15"),
-        (Positions(every=7), 10**15, "142857142857143, at steps 7, 14, 21, ..., 1000000000000000"),
-        (Positions(every=3), None, "every 3 steps, and the end"),
-        (Positions(every=1), None, "at every step, and the end"),
-        (Positions(every=None), None, "at the end"),
-        (Positions(every=3, first=0), None, "at step 0, every 3 steps, and the end"),
+        (EventSteps(every=None), 9, "1, at step 9"),
+        (EventSteps(every=3), 9, "3, at steps 3, 6, 9"),
+        (EventSteps(every=3), 10, "4, at steps 3, 6, 9, 10"),
+        (EventSteps(every=1), 5, "5, at steps 1, 2, 3, 4, 5"),
+        (EventSteps(every=1), 6, "6, at steps 1, 2, 3, ..., 6"),
+        (EventSteps(every=3, first=0), 15, "6, at steps 0, 3, 6, ..., 15"),
+        (EventSteps(every=7), 10**15, "142857142857143, at steps 7, 14, 21, ..., 1000000000000000"),
+        (EventSteps(every=3), None, "every 3 steps, and the end"),
+        (EventSteps(every=1), None, "at every step, and the end"),
+        (EventSteps(every=None), None, "at the end"),
+        (EventSteps(every=3, first=0), None, "at step 0, every 3 steps, and the end"),
     ],
 )
 def test_positions_are_told_by_their_first_and_their_last(positions, end, text):

@@ -16,7 +16,7 @@ from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.names import NameTable
-from modelzoo_trainer.config.positions import Position, Problems
+from modelzoo_trainer.config.positions import FilePosition, Problems
 from modelzoo_trainer.config.printout import hook_order, report
 from modelzoo_trainer.config.printout.components import (
     WIDTH,
@@ -381,7 +381,7 @@ def test_a_mapping_in_a_long_one_has_lines_of_its_own():
 
 
 def test_a_class_without_a_signature_has_no_defaults_that_are_known(names):
-    component = Component(type, {}, Position("p.yaml", 1, 1), "x")
+    component = Component(type, {}, FilePosition("p.yaml", 1, 1), "x")
     assert defaults_of(component) == {}
 
 

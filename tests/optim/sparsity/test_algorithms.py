@@ -13,7 +13,7 @@ from modelzoo_trainer.optim.sparsity import (
     Static,
     algorithms_of,
 )
-from modelzoo_trainer.optim.sparsity.init_methods import Layout, random_scores, ranks
+from modelzoo_trainer.optim.sparsity.init_methods import RankingGroups, random_scores, ranks
 
 
 def masked(algorithm, weight, mask=None, grad=None):
@@ -64,7 +64,7 @@ def test_random_scores_are_spread_evenly():
 
 def test_rows_are_groups_of_a_dimension():
     tensor = torch.arange(24).reshape(2, 4, 3)
-    layout = Layout(dim=1, num=2)
+    layout = RankingGroups(dim=1, num=2)
     rows = layout.rows(tensor)
     assert sorted(rows[0].tolist()) == tensor[:, :2].flatten().sort().values.tolist()
     assert torch.equal(layout.whole(rows, tensor), tensor)

@@ -3,7 +3,7 @@
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind
 from tests.tools.foreign_configs.test_llm_foundry import SMALL as LLM_FOUNDRY
 from tests.tools.foreign_configs.test_llm_foundry import changed
 from tests.tools.foreign_configs.test_torchtune import SMALL as TORCHTUNE
@@ -41,13 +41,13 @@ def llm_foundry(convert, settings, **more):
 def test_intervals_and_dtypes_of_llm_foundry(convert, settings, expected):
     trainer, findings = llm_foundry(convert, settings, steps_per_epoch=50)
     assert exported(trainer) == {"folder": "../a/mine/hf/huggingface/ba{step}", **expected}
-    assert not [one for one in findings.of(Kind.DIFFERENT) if "hf_checkpointer" in one.path]
+    assert not [one for one in findings.of(FindingKind.DIFFERENT) if "hf_checkpointer" in one.path]
 
 
 def test_an_interval_in_epochs_needs_their_steps(convert):
     trainer, findings = llm_foundry(convert, "save_interval: 1ep")
     assert "steps" not in exported(trainer)
-    (missing,) = findings.of(Kind.MISSING)
+    (missing,) = findings.of(FindingKind.MISSING)
     assert missing.path == "callbacks.hf_checkpointer.save_interval"
     assert "--steps-per-epoch" in missing.why
 
@@ -59,7 +59,7 @@ def test_the_names_of_folders_have_the_step(convert):
     name = "huggingface_folder_name: 'ep{epoch}-ba{batch}'"
     trainer, findings = llm_foundry(convert, f"save_interval: 1dur, {name}")
     assert exported(trainer)["folder"].endswith("/ba{step}")
-    paths = [one.path for one in findings.of(Kind.DIFFERENT)]
+    paths = [one.path for one in findings.of(FindingKind.DIFFERENT)]
     assert "callbacks.hf_checkpointer.huggingface_folder_name" in paths
 
 
@@ -67,7 +67,7 @@ def test_a_bucket_is_not_written_to(convert):
     callbacks = "{hf_checkpointer: {save_folder: 's3://a/b', save_interval: 1dur}}"
     trainer, findings = convert(changed(LLM_FOUNDRY, callbacks=callbacks))
     assert exported(trainer)["folder"] == "huggingface/ba{step}"
-    paths = [one.path for one in findings.of(Kind.DIFFERENT)]
+    paths = [one.path for one in findings.of(FindingKind.DIFFERENT)]
     assert "callbacks.hf_checkpointer.save_folder" in paths
 
 
@@ -79,7 +79,7 @@ def test_adapters_and_the_tokenizer_of_llm_foundry(convert):
     changed_model = f"{model[:-1]}, config_overrides: {{attn_bias: true}}}}"
     trainer, findings = llm_foundry(convert, "save_interval: 1dur", model=changed_model)
     assert "merge_adapters" not in exported(trainer)
-    assert [one for one in findings.of(Kind.DIFFERENT) if "config_overrides" in one.why]
+    assert [one for one in findings.of(FindingKind.DIFFERENT) if "config_overrides" in one.why]
     trainer, _ = llm_foundry(convert, "save_interval: 1dur", tokenizer="{name: other}")
     assert exported(trainer)["tokenizer"] == "other"
 
@@ -88,13 +88,13 @@ def test_an_mpt_is_exported_if_a_family_has_its_settings(convert):
     plain = "{name: mpt_causal_lm, d_model: 32, n_heads: 4, n_layers: 2, vocab_size: 64"
     trainer, findings = llm_foundry(convert, "save_interval: 1dur", model=f"{plain}}}")
     assert exported(trainer)["dtype"] == "float32"
-    paths = [one.path for one in findings.of(Kind.DIFFERENT)]
+    paths = [one.path for one in findings.of(FindingKind.DIFFERENT)]
     assert "callbacks.hf_checkpointer.save_folder" in paths
     trainer, findings = llm_foundry(
         convert, "save_interval: 1dur", model=f"{plain}, no_bias: true}}"
     )
     assert exported(trainer) is None
-    (absent,) = [one for one in findings.of(Kind.ABSENT) if "hf_checkpointer" in one.path]
+    (absent,) = [one for one in findings.of(FindingKind.ABSENT) if "hf_checkpointer" in one.path]
     assert "No other family fits" in absent.why
 
 
@@ -134,14 +134,16 @@ def test_torchtune_writes_a_folder_after_each_epoch(convert, values, expected):
     values = {"checkpointer": SAVER % "./out", **values}
     trainer, findings = convert(changed(TORCHTUNE, **values), steps_per_epoch=30)
     assert exported(trainer) == expected
-    listed = [one for one in findings.of(Kind.DIFFERENT) if one.path == "checkpointer.output_dir"]
+    listed = [
+        one for one in findings.of(FindingKind.DIFFERENT) if one.path == "checkpointer.output_dir"
+    ]
     assert bool(listed) is (values.get("model") == LORA and "merge_adapters" not in expected)
 
 
 def test_folders_after_each_epoch_need_its_steps(convert):
     trainer, findings = convert(changed(TORCHTUNE, checkpointer=SAVER % "./out"))
     assert exported(trainer) == {}
-    (missing,) = findings.of(Kind.MISSING)
+    (missing,) = findings.of(FindingKind.MISSING)
     assert missing.path == "checkpointer.output_dir"
 
 
@@ -149,5 +151,5 @@ def test_folders_are_kept_when_checkpoints_are_deleted(convert):
     values = {"checkpointer": SAVER % "./out", "keep_last_n_checkpoints": 2}
     trainer, findings = convert(changed(TORCHTUNE, **values), steps_per_epoch=30)
     assert {"KeepNCheckpoints": {"n": 2}} in trainer["init"]["callbacks"]
-    paths = [one.path for one in findings.of(Kind.DIFFERENT)]
+    paths = [one.path for one in findings.of(FindingKind.DIFFERENT)]
     assert "keep_last_n_checkpoints" in paths

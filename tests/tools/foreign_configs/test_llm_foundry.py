@@ -12,7 +12,7 @@ from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import SCHEDULERS, AdamW, Lion
-from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind
 from modelzoo_trainer.tools.foreign_configs.llm_foundry.keys import COMMON
 from modelzoo_trainer.tools.foreign_configs.llm_foundry.model_keys import MODEL
 
@@ -121,7 +121,7 @@ def test_weight_decay_is_that_of_the_decoupled_optimizers(convert, name, kind, u
             square = 0.95 * square + 0.05 * gradient**2
             value -= lr * update(average, square, step)
     assert param.item() == pytest.approx(value, abs=1e-8)
-    assert "optimizer.weight_decay" in [one.path for one in findings.of(Kind.DIFFERENT)]
+    assert "optimizer.weight_decay" in [one.path for one in findings.of(FindingKind.DIFFERENT)]
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,14 @@ def test_what_depends_on_the_length_of_an_epoch_needs_it(convert):
     text = changed(SMALL, max_duration="2ep")
     trainer, findings = convert(text)
     assert "schedulers" not in trainer["init"]
-    (missing,) = findings.of(Kind.MISSING)
+    (missing,) = findings.of(FindingKind.MISSING)
     assert missing.path == "scheduler.t_max"
     assert "--steps-per-epoch" in missing.why
-    assert not [one for one in findings.of(Kind.NO_EFFECT) if one.path.startswith("scheduler")]
+    assert not [
+        one for one in findings.of(FindingKind.NO_EFFECT) if one.path.startswith("scheduler")
+    ]
     trainer, findings = convert(text, steps_per_epoch=50)
-    assert not findings.of(Kind.MISSING)
+    assert not findings.of(FindingKind.MISSING)
     members = trainer["init"]["schedulers"][0]["SequentialLR"]["schedulers"]
     assert [one["total_iters"] for member in members for one in member.values()] == [10, 90]
 
@@ -198,8 +200,8 @@ def test_every_known_key_is_converted_or_listed(convert_named):
     found, unknown = set(), []
     for name in ("llm_foundry_finetune.yaml", "llm_foundry_pretrain.yaml"):
         _, findings = convert_named(name, steps_per_epoch=100)
-        unknown += findings.of(Kind.UNKNOWN)
-        assert not findings.of(Kind.MISSING)
+        unknown += findings.of(FindingKind.UNKNOWN)
+        assert not findings.of(FindingKind.MISSING)
         found |= _keys_in(name)
     assert not unknown
     known = {key.rpartition(".")[2] for key in {**COMMON, **MODEL} if not key.endswith("*")}
@@ -248,7 +250,7 @@ def test_a_finetune_keeps_its_values(convert_named):
 
 def test_an_unknown_key_is_listed_with_a_suggestion(convert):
     _, findings = convert(changed(SMALL, eval_intervall="1ep"))
-    (unknown,) = findings.of(Kind.UNKNOWN)
+    (unknown,) = findings.of(FindingKind.UNKNOWN)
     assert (unknown.path, unknown.value) == ("eval_intervall", "1ep")
     assert "'eval_interval'" in unknown.why
 
@@ -289,4 +291,4 @@ def test_a_gated_layer_has_the_gelu_of_the_file(convert):
         new = f"  ffn_config: {{ffn_type: mptglu, ffn_act_fn: {act}}}\n"
         trainer, findings = convert(text.replace(old, new), steps_per_epoch=100)
         assert trainer["init"]["model"]["nonlinearity"] == name
-        assert not [one for one in findings.of(Kind.DIFFERENT) if "approximate" in one.path]
+        assert not [one for one in findings.of(FindingKind.DIFFERENT) if "approximate" in one.path]

@@ -8,7 +8,7 @@ import pytest
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import SCHEDULERS
-from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind
 from modelzoo_trainer.tools.foreign_configs.torchtune.keys import KEYS
 
 FILES = ("torchtune_full.yaml", "torchtune_lora_dpo.yaml")
@@ -37,7 +37,7 @@ def changed(text, **values):
 def test_the_schedule_has_the_values_of_torchtune_at_every_step(convert):
     section = f"{{_component_: {COSINE}, num_warmup_steps: 10}}"
     trainer, findings = convert(changed(SMALL, lr_scheduler=section), steps_per_epoch=30)
-    assert not findings.of(Kind.DIFFERENT)
+    assert not findings.of(FindingKind.DIFFERENT)
     (schedule,) = trainer["init"]["schedulers"]
     members = [
         SCHEDULERS[name](None, **arguments)
@@ -55,7 +55,7 @@ def test_a_schedule_needs_the_steps_of_an_epoch(convert):
     section = f"{{_component_: {COSINE}, num_warmup_steps: 10}}"
     trainer, findings = convert(changed(SMALL, lr_scheduler=section))
     assert "schedulers" not in trainer["init"]
-    assert "--steps-per-epoch" in findings.of(Kind.MISSING)[0].why
+    assert "--steps-per-epoch" in findings.of(FindingKind.MISSING)[0].why
 
 
 def test_weights_have_the_dtype_of_the_file_without_mixed_precision(convert):
@@ -78,7 +78,7 @@ def test_adapters_have_the_names_of_transformers(convert):
         "target_modules": ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         "use_dora": True,
     }
-    (absent,) = findings.of(Kind.ABSENT)
+    (absent,) = findings.of(FindingKind.ABSENT)
     assert "not quantized" in absent.why
 
 
@@ -88,7 +88,7 @@ def test_layers_that_phi3_has_in_one_get_one_adapter(convert):
     )
     trainer, findings = convert(changed(SMALL, model=model))
     assert trainer["init"]["model"]["peft_config"]["target_modules"] == ["qkv_proj"]
-    assert [one.path for one in findings.of(Kind.DIFFERENT)] == ["model.lora_attn_modules"]
+    assert [one.path for one in findings.of(FindingKind.DIFFERENT)] == ["model.lora_attn_modules"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_dataset_builder_is_a_task_with_columns(convert, dataset, loader):
 def test_prompts_that_count_by_default_are_listed(convert):
     text = changed(SMALL, dataset="{_component_: torchtune.datasets.alpaca_dataset}")
     _, findings = convert(text)
-    listed = {one.path for one in findings.of(Kind.DIFFERENT)}
+    listed = {one.path for one in findings.of(FindingKind.DIFFERENT)}
     assert {"dataset.train_on_input", "dataset._component_"} <= listed
 
 
@@ -166,7 +166,7 @@ def test_pairs_train_a_policy_with_beta(convert_named):
         "o_proj",
     ]
     assert trainer["fit"]["train_dataloader"]["task"] == "preference"
-    assert not findings.of(Kind.ABSENT)
+    assert not findings.of(FindingKind.ABSENT)
 
 
 def test_a_full_fine_tuning_keeps_its_values(convert_named):
@@ -206,7 +206,7 @@ def test_every_known_key_is_converted_or_listed(convert_named):
     found, unknown = set(), []
     for name in FILES:
         _, findings = convert_named(name)
-        unknown += findings.of(Kind.UNKNOWN)
+        unknown += findings.of(FindingKind.UNKNOWN)
         text = (Path(__file__).parent / name).read_text()
         found |= set(re.findall(r"([A-Za-z_]\w*):", text))
     assert not unknown
@@ -250,7 +250,7 @@ def test_an_optimizer_without_a_class_or_with_other_betas_is_refused(convert, op
 def test_validation_that_torchtune_would_not_run_is_listed(convert):
     data = "{_component_: torchtune.datasets.text_completion_dataset, source: ./data}"
     _, findings = convert(changed(SMALL, dataset_val=data))
-    listed = [one for one in findings.of(Kind.DIFFERENT) if one.path == "dataset_val"]
+    listed = [one for one in findings.of(FindingKind.DIFFERENT) if one.path == "dataset_val"]
     assert "run_val_every_n_steps" in listed[0].why
     _, findings = convert(changed(SMALL, dataset_val=data, run_val_every_n_steps=5))
-    assert not [one for one in findings.of(Kind.DIFFERENT) if one.path == "dataset_val"]
+    assert not [one for one in findings.of(FindingKind.DIFFERENT) if one.path == "dataset_val"]

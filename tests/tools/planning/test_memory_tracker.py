@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from modelzoo_trainer.base.devices import fake_world
-from modelzoo_trainer.tools.planning.memory_tracker import Kind, MemoryTracker
+from modelzoo_trainer.tools.planning.memory_tracker import MemoryKind, MemoryTracker
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ def test_what_memory_is_for_may_be_said_later(tracker: MemoryTracker) -> None:
     model = nn.Linear(8, 4)
     loss = model(torch.ones(2, 8)).sum()
     loss.backward()
-    tracker.label(model.parameters(), Kind.PARAMETERS)
-    tracker.label((param.grad for param in model.parameters()), Kind.GRADIENTS)  # type: ignore[misc]
+    tracker.label(model.parameters(), MemoryKind.PARAMETERS)
+    tracker.label((param.grad for param in model.parameters()), MemoryKind.GRADIENTS)  # type: ignore[misc]
 
     peak = tracker.peak()
 
-    assert peak.highest[Kind.PARAMETERS] == (8 * 4 + 4) * 4
-    assert peak.highest[Kind.GRADIENTS] == (8 * 4 + 4) * 4
-    assert peak.highest[Kind.ACTIVATIONS] > 0
+    assert peak.highest[MemoryKind.PARAMETERS] == (8 * 4 + 4) * 4
+    assert peak.highest[MemoryKind.GRADIENTS] == (8 * 4 + 4) * 4
+    assert peak.highest[MemoryKind.ACTIVATIONS] > 0
     assert sum(peak.parts.values()) == peak.total
 
 

@@ -17,7 +17,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.tools.planning.command import plan_on_paper
 from modelzoo_trainer.tools.planning.figures import Figures
 from modelzoo_trainer.tools.planning.measure import measure
-from modelzoo_trainer.tools.planning.memory_tracker import Kind
+from modelzoo_trainer.tools.planning.memory_tracker import MemoryKind
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -106,9 +106,9 @@ def test_a_process_alone_holds_all_and_sends_nothing(figures: Measure) -> None:
 
     size = found.num_params * 4
     assert found.num_params_here == found.num_params
-    assert found.training.highest[Kind.PARAMETERS] == size
-    assert found.training.highest[Kind.GRADIENTS] == size
-    assert found.training.highest[Kind.OPTIMIZER] == pytest.approx(2 * size, rel=0.01)
+    assert found.training.highest[MemoryKind.PARAMETERS] == size
+    assert found.training.highest[MemoryKind.GRADIENTS] == size
+    assert found.training.highest[MemoryKind.OPTIMIZER] == pytest.approx(2 * size, rel=0.01)
     assert found.exchanges == {}
     assert found.checkpoint_bytes == pytest.approx(3 * size, rel=0.01)
     assert sum(found.training.parts.values()) == found.training.total
@@ -122,7 +122,9 @@ def test_replicas_send_their_gradients_once(figures: Measure) -> None:
     calls, size = sent(found, "all-reduce")
     assert size == pytest.approx(found.num_params * 4, rel=0.001)
     assert calls <= 4
-    assert found.training.highest[Kind.OPTIMIZER] == pytest.approx(8 * found.num_params, rel=0.01)
+    assert found.training.highest[MemoryKind.OPTIMIZER] == pytest.approx(
+        8 * found.num_params, rel=0.01
+    )
 
 
 def test_shards_hold_their_part_and_gather_the_rest(figures: Measure) -> None:
@@ -160,7 +162,10 @@ def test_accumulated_batches_are_sent_once_and_computed_each(figures: Measure) -
 def test_recomputed_activations_take_less_memory_and_more_arithmetic(figures: Measure) -> None:
     kept, found = figures(1), figures(1, "init.backend.activation_checkpointing=full")
 
-    assert found.training.highest[Kind.ACTIVATIONS] < kept.training.highest[Kind.ACTIVATIONS]
+    assert (
+        found.training.highest[MemoryKind.ACTIVATIONS]
+        < kept.training.highest[MemoryKind.ACTIVATIONS]
+    )
     assert found.flops > kept.flops
 
 
@@ -393,10 +398,13 @@ def test_experts_are_planned_with_all_their_weights_work_and_activations(figures
     layers, tokens, hidden, width = 3, 4 * 16, 64, 128
     expert, router = 3 * hidden * width, 3 * hidden
     assert found.num_params == plain.num_params + layers * (3 * expert + router)
-    assert found.training.highest[Kind.PARAMETERS] == found.num_params * 4
+    assert found.training.highest[MemoryKind.PARAMETERS] == found.num_params * 4
     # A product of a matrix with tokens, and two for gradients; a multiply-add is two operations.
     assert found.flops == plain.flops + layers * 3 * 2 * tokens * (3 * expert + router)
     assert found.num_host_reads == plain.num_host_reads
-    more = found.training.highest[Kind.ACTIVATIONS] - plain.training.highest[Kind.ACTIVATIONS]
+    more = (
+        found.training.highest[MemoryKind.ACTIVATIONS]
+        - plain.training.highest[MemoryKind.ACTIVATIONS]
+    )
     assert more > layers * 3 * 4 * tokens * width * 4  # of each further expert, four in float32
     assert halves.num_params_here == pytest.approx(found.num_params / 2, rel=0.001)

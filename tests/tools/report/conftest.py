@@ -10,7 +10,7 @@ import pytest
 
 from modelzoo_trainer.tools.report.command import read_runs
 from modelzoo_trainer.tools.report.page import page
-from modelzoo_trainer.tools.report.run import Run
+from modelzoo_trainer.tools.report.run import ReportedRun
 from tests.tools.report.run_lines import to_text
 
 WriteRun = Callable[..., Path]
@@ -48,7 +48,7 @@ def write_run(tmp_path: Path) -> WriteRun:
 
 
 @pytest.fixture
-def read() -> Callable[..., list[Run]]:
+def read() -> Callable[..., list[ReportedRun]]:
     return lambda *paths: read_runs(paths)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from modelzoo_trainer.tools.supervisor.child import Child
-from modelzoo_trainer.tools.supervisor.protocol import Kind, LaunchSpec, SharedStatus
+from modelzoo_trainer.tools.supervisor.protocol import LaunchSpec, SharedStatus, TimeKind
 
 
 class Actions:
@@ -25,18 +25,18 @@ class Actions:
 
     def start(self, step: str) -> None:
         self.shared.start_step = self.shared.step = int(step)
-        self.shared.spent_at_start = self.shared.seconds[Kind.STEPS]
-        self.shared.switch(Kind.DATA)
+        self.shared.spent_at_start = self.shared.seconds[TimeKind.STEPS]
+        self.shared.switch(TimeKind.DATA)
 
     def train(self, step: str) -> None:
-        self.shared.switch(Kind.STEPS)
+        self.shared.switch(TimeKind.STEPS)
         time.sleep(0.01)
         self.shared.step = int(step)
-        self.shared.switch(Kind.DATA)
+        self.shared.switch(TimeKind.DATA)
 
     def save(self, step: str) -> None:
         self.shared.saved_step = int(step)
-        self.shared.spent_at_save = self.shared.seconds[Kind.STEPS]
+        self.shared.spent_at_save = self.shared.seconds[TimeKind.STEPS]
         self.child._update_report(checkpoint=f"checkpoint_{step}")
 
     def done(self, num: str) -> None:

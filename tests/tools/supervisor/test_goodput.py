@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modelzoo_trainer.tools.supervisor.goodput import KINDS, Attempt, Goodput
 from modelzoo_trainer.tools.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.tools.supervisor.protocol import UNKNOWN, Kind, SharedStatus
+from modelzoo_trainer.tools.supervisor.protocol import UNKNOWN, SharedStatus, TimeKind
 
 DONE = Ending(outcome=Outcome.DONE, cause="finished", exit_code=0)
 STOPPED = Ending(outcome=Outcome.STOPPED, cause="stopped by SIGTERM", exit_code=143)
@@ -18,7 +18,7 @@ KILLED = Ending(outcome=Outcome.KILLED, cause="killed by SIGKILL", exit_code=1)
 
 
 def attempt(ending=KILLED, steps=8.0, first=0.0, unfinished=0.0, down=0.0, **facts):
-    seconds = {Kind.STEPS: steps, Kind.FIRST_STEP: first, Kind.CUT_OFF: unfinished}
+    seconds = {TimeKind.STEPS: steps, TimeKind.FIRST_STEP: first, TimeKind.CUT_OFF: unfinished}
     return Attempt(number=1, down_s=down, shared=measured(seconds, **facts), ending=ending)
 
 
@@ -108,7 +108,7 @@ def attempts(draw):
     for number in range(1, draw(st.integers(1, 5)) + 1):
         start, more, saved = draw(STEPS), draw(st.integers(0, 20)), draw(STEPS)
         step = None if start is None else start + more
-        seconds = {kind: draw(NUMBERS) for kind in Kind}
+        seconds = {kind: draw(NUMBERS) for kind in TimeKind}
         made.append(
             Attempt(
                 number=number,
@@ -120,8 +120,8 @@ def attempts(draw):
                     start_step=start,
                     step=step,
                     saved_step=saved,
-                    spent_at_start=0.5 * seconds[Kind.STEPS],
-                    spent_at_save=draw(st.floats(0.5, 1)) * seconds[Kind.STEPS],
+                    spent_at_start=0.5 * seconds[TimeKind.STEPS],
+                    spent_at_save=draw(st.floats(0.5, 1)) * seconds[TimeKind.STEPS],
                     median_s=draw(st.none() | NUMBERS),
                 ),
                 ending=draw(st.sampled_from([DONE, STOPPED, KILLED])),
@@ -148,24 +148,24 @@ def test_the_time_of_a_child_adds_up_to_its_life():
     begin = time.monotonic()
     shared = SharedStatus.create()
     created = shared.since
-    shared.switch(Kind.STEPS)
-    shared.switch(Kind.SAVING)
+    shared.switch(TimeKind.STEPS)
+    shared.switch(TimeKind.SAVING)
     shared.end()
     elapsed = time.monotonic() - begin
     total = shared.since - created
     assert sum(shared.seconds) == pytest.approx(total)
     assert total <= elapsed
-    assert shared.seconds[Kind.SAVING] > 0
+    assert shared.seconds[TimeKind.SAVING] > 0
     assert (shared.start_step, shared.step, shared.saved_step, shared.median_s) == (UNKNOWN,) * 4
     shared.close()
 
 
 def test_the_time_since_the_last_hook_is_of_a_step_that_did_not_end():
     shared = SharedStatus.create()
-    shared.switch(Kind.STEPS)
+    shared.switch(TimeKind.STEPS)
     shared.end()
-    assert shared.seconds[Kind.STEPS] == 0
-    assert shared.seconds[Kind.CUT_OFF] > 0
+    assert shared.seconds[TimeKind.STEPS] == 0
+    assert shared.seconds[TimeKind.CUT_OFF] > 0
     shared.close()
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError, HookError
 from modelzoo_trainer.tools.supervisor.outcome import FAILURES, Outcome, classify
-from modelzoo_trainer.tools.supervisor.protocol import Failure, Report
+from modelzoo_trainer.tools.supervisor.protocol import ChildFailure, ChildReport
 
-NOTHING = Report()
+NOTHING = ChildReport()
 
 
 def status_of(error, step=None):
-    return Report(failure=Failure.of(error, step))
+    return ChildReport(failure=ChildFailure.of(error, step))
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_equal_exceptions_are_known_again_whatever_addresses_they_name():
 
 def test_a_status_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "attempt_1.json"
-    written = Report(pid=7, checkpoint="c", failure=Failure.of(KeyError("k"), 3))
+    written = ChildReport(pid=7, checkpoint="c", failure=ChildFailure.of(KeyError("k"), 3))
     written.write(path)
-    assert Report.read(path) == written
+    assert ChildReport.read(path) == written
     assert [one.name for one in tmp_path.iterdir()] == ["attempt_1.json"]
 
 
@@ -110,8 +110,8 @@ def test_a_status_is_read_as_it_was_written(tmp_path):
 def test_of_a_status_that_nobody_wrote_nothing_is_known(tmp_path, text):
     path = tmp_path / "attempt_1.json"
     path.write_bytes(text.encode("latin-1"))
-    assert Report.read(path) == NOTHING
-    assert Report.read(tmp_path / "none") == NOTHING
+    assert ChildReport.read(path) == NOTHING
+    assert ChildReport.read(tmp_path / "none") == NOTHING
 
 
 def test_a_long_message_is_shortened(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.tools.supervisor.protocol import LaunchSpec, without_launch_spec
-from modelzoo_trainer.tools.supervisor.settings import Settings, read_settings
+from modelzoo_trainer.tools.supervisor.settings import SupervisorSettings, read_settings
 
 ONE = "trainer: {{init: {{model_dir: out, autorestart: {section}}}}}\n"
 TWO = """\
@@ -32,7 +32,9 @@ def read(tmp_path):
 def test_a_file_that_asks_for_restarts_has_settings(read):
     section = "{max_num_restarts: 3, hang_timeout: 5, startup_timeout: 7.5}"
     assert read(ONE.format(section=section)) == [
-        Settings(model_dir=Path("out"), max_num_restarts=3, hang_timeout=5, startup_timeout=7.5)
+        SupervisorSettings(
+            model_dir=Path("out"), max_num_restarts=3, hang_timeout=5, startup_timeout=7.5
+        )
     ]
 
 
@@ -100,9 +102,11 @@ def test_trainers_of_a_list_ask_all_or_none(read):
 
 
 def test_the_limits_of_the_supervisor_are_longer_than_those_of_the_watchdog():
-    plain = Settings(model_dir=Path(), max_num_restarts=1)
+    plain = SupervisorSettings(model_dir=Path(), max_num_restarts=1)
     assert (plain.beat_timeout_s, plain.startup_timeout_s) == (300, 1800)
-    quick = Settings(model_dir=Path(), max_num_restarts=1, hang_timeout=10, startup_timeout=20)
+    quick = SupervisorSettings(
+        model_dir=Path(), max_num_restarts=1, hang_timeout=10, startup_timeout=20
+    )
     assert (quick.beat_timeout_s, quick.startup_timeout_s) == (31, 31)
 
 

@@ -16,7 +16,7 @@ import pytest
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.tools.supervisor import outcome, process, supervising
 from modelzoo_trainer.tools.supervisor.protocol import write_json
-from modelzoo_trainer.tools.supervisor.settings import Settings
+from modelzoo_trainer.tools.supervisor.settings import SupervisorSettings
 from modelzoo_trainer.tools.supervisor.supervising import supervise
 
 CHILD = Path(__file__).with_name("small_child.py")
@@ -45,7 +45,7 @@ def run(tmp_path, monkeypatch):
 
     def start(*plan, num_restarts=3, num_trainers=1, tell=None, **limits):
         told = []
-        one = Settings(model_dir=Path("run"), max_num_restarts=num_restarts, **limits)
+        one = SupervisorSettings(model_dir=Path("run"), max_num_restarts=num_restarts, **limits)
         command = [sys.executable, str(CHILD), json.dumps(plan)]
         code = supervise(command, [one] * num_trainers, tell or told.append)
         return Supervised(code, told)
@@ -169,7 +169,7 @@ def test_what_nobody_can_mend_or_somebody_asked_for_is_not_started_again(run, ac
 
 
 def test_a_wrong_configuration_leaves_nothing_behind(run, tmp_path):
-    one = Settings(model_dir=Path("run"), max_num_restarts=3)
+    one = SupervisorSettings(model_dir=Path("run"), max_num_restarts=3)
     command = [sys.executable, str(CHILD), json.dumps([["exit:2"]])]
     assert supervise(command, [one], print) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["specs"]
@@ -199,7 +199,7 @@ def test_what_a_killed_child_has_left_behind_is_killed_as_well(run):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    one = Settings(model_dir=tmp_path / "file", max_num_restarts=1)
+    one = SupervisorSettings(model_dir=tmp_path / "file", max_num_restarts=1)
     with pytest.raises(ConfigError, match=r"file' cannot be used: .*file' is a file, not"):
         supervise([sys.executable], [one], print)
 
@@ -208,7 +208,7 @@ def test_a_ledger_that_cannot_be_written_is_told_once_and_ends_no_run(tmp_path, 
     monkeypatch.chdir(tmp_path)
     told = []
     plan = json.dumps([["block_ledger:", "start:0", "train:1", "signal:SIGKILL"], ["exit:0"]])
-    one = Settings(model_dir=Path("run"), max_num_restarts=1)
+    one = SupervisorSettings(model_dir=Path("run"), max_num_restarts=1)
     assert supervise([sys.executable, str(CHILD), plan], [one], told.append) == 0
     assert sum("ledger.json" in text for text in told[:-1]) == 1
 

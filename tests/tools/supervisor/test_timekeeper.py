@@ -10,7 +10,7 @@ from modelzoo_trainer import Callback, Checkpoint, register_global_callback
 from modelzoo_trainer.tools.supervisor import protocol
 from modelzoo_trainer.tools.supervisor.goodput import Attempt, Goodput
 from modelzoo_trainer.tools.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.tools.supervisor.protocol import Kind, SharedStatus, known
+from modelzoo_trainer.tools.supervisor.protocol import SharedStatus, TimeKind, known
 from modelzoo_trainer.tools.supervisor.timekeeper import Timekeeper
 from tests.doubles import make_trainer, tiny_batches
 
@@ -39,8 +39,8 @@ class Measured:
         self.shared.close()
 
     @property
-    def kind(self) -> Kind:
-        return Kind(int(self.shared.kind))
+    def kind(self) -> TimeKind:
+        return TimeKind(int(self.shared.kind))
 
 
 @pytest.fixture
@@ -109,9 +109,9 @@ def test_every_stretch_of_a_run_has_its_name(tmp_path, measured):
 def test_a_validation_alone_is_one_and_not_start_up(tmp_path, measured):
     with make_trainer(tmp_path) as trainer:
         trainer.validate(tiny_batches(2))
-    assert measured.kind is Kind.OTHER
-    assert measured.shared.seconds[Kind.VALIDATION] > 0
-    assert measured.shared.seconds[Kind.STEPS] == 0
+    assert measured.kind is TimeKind.OTHER
+    assert measured.shared.seconds[TimeKind.VALIDATION] > 0
+    assert measured.shared.seconds[TimeKind.STEPS] == 0
 
 
 def test_the_shared_status_knows_steps_and_checkpoints(tmp_path, measured):
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_is_written_meanwhile_is_that_of_its_own_step(tmp_path
         trainer.fit(tiny_batches(4))
     assert names == ["checkpoint_2", "checkpoint_4"]
     assert known(measured.shared.saved_step) == 4
-    assert measured.shared.spent_at_save <= measured.shared.seconds[Kind.STEPS]
+    assert measured.shared.spent_at_save <= measured.shared.seconds[TimeKind.STEPS]
 
 
 def test_a_commit_is_known_before_anybody_else_hears_of_it(tmp_path, measured):

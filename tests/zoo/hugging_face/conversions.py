@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.zoo.conversion.engine import InMemory as InMemory
-from modelzoo_trainer.zoo.conversion.engine import Source, plan_ours, plan_theirs, shapes_of
+from modelzoo_trainer.zoo.conversion.engine import TensorSource, plan_ours, plan_theirs, shapes_of
 from modelzoo_trainer.zoo.conversion.family import Family, family_named
 from modelzoo_trainer.zoo.models.decoder import Decoder
 
@@ -25,7 +25,7 @@ def saved(model: Any, folder: Path) -> tuple[dict[str, Any], InMemory]:
     return config, InMemory(load_file(folder / "model.safetensors"))
 
 
-def ours_from(family: Family, config: dict[str, Any], source: Source) -> Decoder:
+def ours_from(family: Family, config: dict[str, Any], source: TensorSource) -> Decoder:
     """Return our decoder with the weights of a model there, in eval mode."""
     arguments = family.read_config(config, "config.json")
     cls = family.model_class

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from modelzoo_trainer.base.dtypes import dtype_name
-from modelzoo_trainer.tools.foreign_configs.duration import Duration, Run, read_duration
-from modelzoo_trainer.tools.foreign_configs.findings import Findings, Kind
+from modelzoo_trainer.tools.foreign_configs.duration import Duration, RunLengths, read_duration
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind, Findings
 from modelzoo_trainer.tools.foreign_configs.llm_foundry.data import Data
 from modelzoo_trainer.tools.foreign_configs.llm_foundry.keys import COMMON
 from modelzoo_trainer.tools.foreign_configs.llm_foundry.model import convert_model
@@ -73,7 +73,7 @@ class _Conversion:
         length = self._time("max_duration") or Duration(1.0, "ep")
         subset = root.integer("train_subset_num_batches", -1)
         per_epoch = subset if subset > 0 else steps_per_epoch
-        self._run = Run(
+        self._run = RunLengths(
             length, self._data.samples_per_step, per_epoch, self._data.tokens_per_sample
         )
         self._callbacks: list[dict[str, Any]] = []
@@ -215,7 +215,7 @@ class _Conversion:
         elif run.total is not None:
             loop["max_steps"] = run.total
         else:
-            root.note(Kind.MISSING, "max_duration", run.why_unknown(length))
+            root.note(FindingKind.MISSING, "max_duration", run.why_unknown(length))
         frequency = self._eval_frequency()
         if self._data.validation is not None:
             loop["eval_frequency"] = frequency
@@ -237,7 +237,7 @@ class _Conversion:
             return "epoch"
         steps = self._run.steps(time)
         if steps is None and self._data.validation is not None:
-            self._root.note(Kind.MISSING, "eval_interval", self._run.why_unknown(time))
+            self._root.note(FindingKind.MISSING, "eval_interval", self._run.why_unknown(time))
             return "epoch" if time.unit == "ep" else None
         return steps
 
@@ -275,7 +275,7 @@ class _Conversion:
             return {"minutes": time.value / 60}
         steps = self._run.steps(time)
         if steps is None:
-            self._root.note(Kind.MISSING, "save_interval", self._run.why_unknown(time))
+            self._root.note(FindingKind.MISSING, "save_interval", self._run.why_unknown(time))
             return {"save_final_checkpoint": True}
         return {"steps": steps}
 
@@ -284,7 +284,9 @@ class _Conversion:
         time = self._time("console_log_interval", "1ba")
         steps = None if time is None else self._run.steps(time)
         if time is not None and steps is None:
-            self._root.note(Kind.MISSING, "console_log_interval", self._run.why_unknown(time))
+            self._root.note(
+                FindingKind.MISSING, "console_log_interval", self._run.why_unknown(time)
+            )
         logging["log_steps"] = steps or 1
         level = self._root.text("python_log_level")
         if level and level.upper() in _LEVELS:
@@ -307,7 +309,7 @@ class _Conversion:
                 "ScopedTrainFlags to the number of samples that fits."
             )
             self._findings.add(
-                Kind.DIFFERENT,
+                FindingKind.DIFFERENT,
                 "device_train_microbatch_size",
                 size if "device_train_microbatch_size" in root else ...,
                 why,

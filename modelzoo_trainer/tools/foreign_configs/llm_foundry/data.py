@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from modelzoo_trainer.tools.foreign_configs.findings import Findings, Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind, Findings
 from modelzoo_trainer.tools.foreign_configs.llm_foundry.keys import MDS
 from modelzoo_trainer.tools.foreign_configs.section import Section
 
@@ -72,7 +72,7 @@ class Data:
         elif kind == "finetuning":
             loader |= self._finetuning(dataset)
             why = "rows that are too long are skipped; there their ends are cut. Set truncation."
-            self._findings.add(Kind.DIFFERENT, dataset.path, ..., why)
+            self._findings.add(FindingKind.DIFFERENT, dataset.path, ..., why)
         else:
             self._findings.mistake(
                 f"{section.where('name')}: {kind!r} has no counterpart; text and finetuning have."
@@ -114,7 +114,7 @@ class Data:
             "documents that share a row do not see each other here; there they do, unless the "
             "model has attn_uses_sequence_id."
         )
-        dataset.findings.add(Kind.DIFFERENT, dataset.path, ..., why)
+        dataset.findings.add(FindingKind.DIFFERENT, dataset.path, ..., why)
         return loader
 
     def _finetuning(self, dataset: Section) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _source(dataset: Section) -> dict[str, Any]:
     name = str(dataset.text("hf_name"))
     if "://" in name:
         why = "a dataset is not downloaded from there. Download it, and name its folder in path."
-        dataset.note(Kind.ABSENT, "hf_name", why)
+        dataset.note(FindingKind.ABSENT, "hf_name", why)
     source: dict[str, Any] = {"path": name}
     keys = ("name", "data_dir", "data_files")
     for key in keys if name in _FORMATS else (*keys, "revision"):

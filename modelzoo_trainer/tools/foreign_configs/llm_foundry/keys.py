@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from modelzoo_trainer.tools.foreign_configs.section import Key, absent, moved, no_effect
+from modelzoo_trainer.tools.foreign_configs.section import ForeignKey, absent, moved, no_effect
 
 _OF_MOSAIC: Final = "it belongs to another platform."
 MDS: Final = (
@@ -345,7 +345,7 @@ _LOGGING: Final = {
     "callbacks.load_checkpoint": absent("checkpoints of Composer are not read."),
     "callbacks.*": absent("there is no such callback. Write your own: docs/callbacks.md."),
 }
-COMMON: Final[dict[str, Key]] = {
+COMMON: Final[dict[str, ForeignKey]] = {
     "model": moved("`init.model`"),
     **_RUN,
     **_SAVING,

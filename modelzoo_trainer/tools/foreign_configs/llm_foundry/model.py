@@ -6,7 +6,7 @@ from math import log2, sqrt
 from typing import Any, Final
 
 from modelzoo_trainer.base.dtypes import dtype_name
-from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind
 from modelzoo_trainer.tools.foreign_configs.section import Section
 
 _NORMS: Final = {
@@ -215,4 +215,4 @@ class _Mpt:
             f"weights begin as in GPT-2 here, not with {name}. Set initializers of the model: "
             f"docs/reference/models.md."
         )
-        section.note(Kind.DIFFERENT, "name", why)
+        section.note(FindingKind.DIFFERENT, "name", why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from modelzoo_trainer.tools.foreign_configs.section import Key, absent, moved, no_effect
+from modelzoo_trainer.tools.foreign_configs.section import ForeignKey, absent, moved, no_effect
 
 _TE: Final = "there is no Transformer Engine here."
 
@@ -111,5 +111,5 @@ _MPT: Final = {
     "mpt.ffn_config.fc_type": absent(_TE, "torch", {"name": "torch"}),
     "mpt.ffn_config.*": absent("experts are set in moe: docs/models.md."),
 }
-MODEL: Final[dict[str, Key]] = {**_HF, **_MPT}
+MODEL: Final[dict[str, ForeignKey]] = {**_HF, **_MPT}
 """The keys of `model` by kind: `hf.` for hf_causal_lm, `mpt.` for mpt_causal_lm."""

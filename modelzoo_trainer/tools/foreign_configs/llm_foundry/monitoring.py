@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from modelzoo_trainer.base.dtypes import dtype_name
-from modelzoo_trainer.tools.foreign_configs.duration import Run, read_duration
+from modelzoo_trainer.tools.foreign_configs.duration import RunLengths, read_duration
 from modelzoo_trainer.tools.foreign_configs.exporting import (
     export_callback,
     folder_name,
     has_field,
     why_not_exported,
 )
-from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind
 from modelzoo_trainer.tools.foreign_configs.llm_foundry.data import Data
 from modelzoo_trainer.tools.foreign_configs.section import Section
 
@@ -46,7 +46,7 @@ def convert_loggers(root: Section) -> list[Component]:
     return found
 
 
-def convert_callbacks(root: Section, run: Run, data: Data) -> list[Component]:
+def convert_callbacks(root: Section, run: RunLengths, data: Data) -> list[Component]:
     """Return the section `callbacks`."""
     found: list[Component] = []
     loggers = root.inside("loggers") if "loggers" in root else None
@@ -66,7 +66,7 @@ def convert_callbacks(root: Section, run: Run, data: Data) -> list[Component]:
 
 
 def convert_export(
-    root: Section, run: Run, data: Data, model: dict[str, Any], model_dir: str
+    root: Section, run: RunLengths, data: Data, model: dict[str, Any], model_dir: str
 ) -> list[Component]:
     """Return the callback that writes folders of Hugging Face.
 
@@ -125,7 +125,7 @@ def _export_folder(section: Section, run_name: str, model_dir: str) -> str:
     return f"{folder}/huggingface/{name}"
 
 
-def _export_steps(section: Section, run: Run) -> int | None:
+def _export_steps(section: Section, run: RunLengths) -> int | None:
     """Return the number of steps between folders; None = at the end only."""
     given = section.take("save_interval")
     time = None if given is None else read_duration(given)
@@ -140,7 +140,7 @@ def _export_steps(section: Section, run: Run) -> int | None:
         return None
     steps = run.steps(time)
     if steps is None:
-        section.note(Kind.MISSING, "save_interval", run.why_unknown(time))
+        section.note(FindingKind.MISSING, "save_interval", run.why_unknown(time))
     return steps or None
 
 
@@ -157,28 +157,28 @@ def convert_profiler(root: Section) -> list[Component]:
     return [{"OpProfiler": {"start_step": start, "end_step": end}}]
 
 
-def _learning_rate(section: Section, run: Run, data: Data) -> list[Component]:
+def _learning_rate(section: Section, run: RunLengths, data: Data) -> list[Component]:
     return [{"LogOptimizerParamGroup": {"keys": "lr"}}]
 
 
-def _speed(section: Section, run: Run, data: Data) -> list[Component]:
+def _speed(section: Section, run: RunLengths, data: Data) -> list[Component]:
     peak = section.number("gpu_flops_available")
     return [{"RateProfiler": {}}, {"FlopUtilization": {"peak_flops": float(peak)} if peak else {}}]
 
 
-def _remaining(section: Section, run: Run, data: Data) -> list[Component]:
+def _remaining(section: Section, run: RunLengths, data: Data) -> list[Component]:
     return [{"DurationProfiler": {}}]
 
 
-def _norms(section: Section, run: Run, data: Data) -> list[Component]:
+def _norms(section: Section, run: RunLengths, data: Data) -> list[Component]:
     return [{"ComputeNorm": {}}]
 
 
-def _nan(section: Section, run: Run, data: Data) -> list[Component]:
+def _nan(section: Section, run: RunLengths, data: Data) -> list[Component]:
     return [{"CheckLoss": {}}]
 
 
-def _early_stopping(section: Section, run: Run, data: Data) -> list[Component]:
+def _early_stopping(section: Section, run: RunLengths, data: Data) -> list[Component]:
     label = section.text("dataloader_label")
     monitor = section.text("monitor") or ""
     if label == "train":
@@ -200,7 +200,7 @@ def _early_stopping(section: Section, run: Run, data: Data) -> list[Component]:
     return [{"EarlyStopping": arguments}]
 
 
-def _generate(section: Section, run: Run, data: Data) -> list[Component]:
+def _generate(section: Section, run: RunLengths, data: Data) -> list[Component]:
     shared: dict[str, Any] = {}
     for key in ("max_new_tokens", "temperature", "top_k"):
         value = section.number(key)
@@ -217,7 +217,7 @@ def _generate(section: Section, run: Run, data: Data) -> list[Component]:
     return [{"GenerateText": {"prompt": str(prompt), **shared}} for prompt in prompts[:1]]
 
 
-_CALLBACKS: Final[dict[str, Callable[[Section, Run, Data], list[Component]]]] = {
+_CALLBACKS: Final[dict[str, Callable[[Section, RunLengths, Data], list[Component]]]] = {
     "lr_monitor": _learning_rate,
     "speed_monitor": _speed,
     "runtime_estimator": _remaining,

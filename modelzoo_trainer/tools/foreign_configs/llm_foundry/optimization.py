@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from modelzoo_trainer.tools.foreign_configs.duration import Run, read_duration, tidy
-from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.duration import RunLengths, read_duration, tidy
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind
 from modelzoo_trainer.tools.foreign_configs.section import Section
 
 _OPTIMIZERS: Final = {
@@ -31,7 +31,7 @@ def convert_optimizer(root: Section) -> dict[str, Any] | None:
             f"it is unknown; {' and '.join(_OPTIMIZERS)} have counterparts. The converted file has "
             f"AdamW with the same lr: set another class."
         )
-        section.note(Kind.ABSENT, "name", why)
+        section.note(FindingKind.ABSENT, "name", why)
         return {"AdamW": {"lr": section.number("lr", 1e-3)}}
     kind, betas, eps, decay = _OPTIMIZERS[name]
     lr = section.number("lr", 1e-3)
@@ -48,7 +48,7 @@ def convert_optimizer(root: Section) -> dict[str, Any] | None:
     return {kind: arguments}
 
 
-def convert_scheduler(root: Section, run: Run) -> list[dict[str, Any]]:
+def convert_scheduler(root: Section, run: RunLengths) -> list[dict[str, Any]]:
     """Return the section `schedulers`; empty = a constant learning rate."""
     if "scheduler" not in root:
         return []
@@ -61,7 +61,7 @@ def convert_scheduler(root: Section, run: Run) -> list[dict[str, Any]]:
             f"it is unknown; {', '.join(_MAIN)} have counterparts. The learning rate is constant: "
             f"set schedulers, see docs/optimizers.md."
         )
-        section.note(Kind.ABSENT, "name", why)
+        section.note(FindingKind.ABSENT, "name", why)
         return []
     warmup = _steps(section, "t_warmup", "0ba", run)
     if name == "constant_with_warmup":
@@ -83,7 +83,7 @@ def convert_scheduler(root: Section, run: Run) -> list[dict[str, Any]]:
     return [{"SequentialLR": {"schedulers": [{"LinearLR": rise}, rest]}}]
 
 
-def _steps(section: Section, key: str, default: str, run: Run) -> int | None:
+def _steps(section: Section, key: str, default: str, run: RunLengths) -> int | None:
     """Return a length of a schedule in steps; None, with a finding, if it is unknown."""
     value = section.take(key, default)
     time = read_duration(value)
@@ -95,7 +95,7 @@ def _steps(section: Section, key: str, default: str, run: Run) -> int | None:
     steps = run.steps(time, up=False) if time.value else 0
     if steps is None:
         why = f"{run.why_unknown(time)} Until then the learning rate is constant."
-        section.note(Kind.MISSING, key, why)
+        section.note(FindingKind.MISSING, key, why)
         for factor in ("alpha", "alpha_f", "alpha_i"):  # the schedule that is listed has them
             section.take(factor)
     return steps
@@ -141,6 +141,6 @@ def convert_clipping(root: Section) -> dict[str, Any]:
     name = {"norm": "max_gradient_norm", "value": "max_gradient_value"}.get(str(kind))
     if name is None:
         why = "adaptive clipping is not here. Set precision.max_gradient_norm."
-        section.note(Kind.ABSENT, "clipping_type", why)
+        section.note(FindingKind.ABSENT, "clipping_type", why)
         return {}
     return {} if limit is None else {name: float(limit)}

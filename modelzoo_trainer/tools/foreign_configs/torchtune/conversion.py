@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.tools.foreign_configs.duration import tidy
 from modelzoo_trainer.tools.foreign_configs.exporting import export_callback
-from modelzoo_trainer.tools.foreign_configs.findings import Findings, Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind, Findings
 from modelzoo_trainer.tools.foreign_configs.section import Section, filled
 from modelzoo_trainer.tools.foreign_configs.torchtune.data import convert_dataset
 from modelzoo_trainer.tools.foreign_configs.torchtune.keys import KEYS
@@ -167,9 +167,9 @@ class _Conversion:
             arguments["amsgrad"] = True
         for key in section.rest():
             if key in ("fused", "foreach"):
-                section.note(Kind.NO_EFFECT, key, "a kernel; results are the same.")
+                section.note(FindingKind.NO_EFFECT, key, "a kernel; results are the same.")
             else:
-                section.note(Kind.ABSENT, str(key), "AdamW has no such option.")
+                section.note(FindingKind.ABSENT, str(key), "AdamW has no such option.")
         return {"AdamW": arguments}
 
     def _note_decay(self, section: Section, decay: Any) -> None:
@@ -193,13 +193,13 @@ class _Conversion:
         name = str(section.text("_component_")).rpartition(".")[2]
         if name != "get_cosine_schedule_with_warmup":
             why = "it is unknown. The learning rate is constant: set schedulers."
-            section.note(Kind.ABSENT, "_component_", why)
+            section.note(FindingKind.ABSENT, "_component_", why)
             return []
         warmup = section.integer("num_warmup_steps", 0)
         cycles = section.number("num_cycles", 0.5)
         if cycles not in (0, 0.5):
             why = "0.5 is used: from the learning rate to 0. Set schedulers."
-            section.note(Kind.ABSENT, "num_cycles", why)
+            section.note(FindingKind.ABSENT, "num_cycles", why)
         return self._warmup_and(section, warmup, is_constant=cycles == 0)
 
     def _warmup_and(
@@ -218,7 +218,7 @@ class _Conversion:
                     "gradient_accumulation_steps * processes)). Until then the learning rate is "
                     "constant."
                 )
-                section.note(Kind.MISSING, "_component_", why)
+                section.note(FindingKind.MISSING, "_component_", why)
                 return []
             if self._per_epoch is None:
                 why = "the schedule assumes that an epoch has that many steps."
@@ -290,7 +290,7 @@ class _Conversion:
                     "--steps-per-epoch N (samples / (batch_size * gradient_accumulation_steps * "
                     "processes))."
                 )
-                saver.note(Kind.MISSING, "output_dir", why)
+                saver.note(FindingKind.MISSING, "output_dir", why)
         if every and any("keep_last_n_checkpoints" in section for section in (root, saver)):
             why = "checkpoints are deleted; all folders of HuggingFaceCheckpoint are kept."
             (root if "keep_last_n_checkpoints" in root else saver).differs(
@@ -321,7 +321,7 @@ class _Conversion:
         section.text("_component_")
         if not section.flag("enabled", False):
             section.rest()
-            section.note(Kind.NO_EFFECT, "enabled", "nothing is profiled.")
+            section.note(FindingKind.NO_EFFECT, "enabled", "nothing is profiled.")
             return
         start = section.integer("wait_steps", 5) + section.integer("warmup_steps", 5) + 1
         end = start + section.integer("active_steps", 2) - 1
@@ -339,7 +339,7 @@ class _Conversion:
             section.take("log_dir")
             if name not in ("DiskLogger", "StdoutLogger"):
                 why = "there is no such logger: see docs/loggers.md."
-                section.note(Kind.ABSENT, "_component_", why)
+                section.note(FindingKind.ABSENT, "_component_", why)
             return []
         kind, keys = names
         given = {ours: section.take(theirs) for theirs, ours in keys.items()}

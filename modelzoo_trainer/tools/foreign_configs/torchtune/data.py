@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind
 from modelzoo_trainer.tools.foreign_configs.section import Section
 
 _DEFAULT_LENGTH: Final = 2048
@@ -103,7 +103,7 @@ def convert_dataset(root: Section, key: str, folder: str) -> dict[str, Any]:
     sections = root.each(key, "data")
     if len(sections) > 1:
         why = "several datasets are not mixed; the first is used. Save them as one."
-        root.note(Kind.ABSENT, key, why)
+        root.note(FindingKind.ABSENT, key, why)
         for other in sections[1:]:
             other.rest()
     section = sections[0]
@@ -162,7 +162,7 @@ def _columns(section: Section, known: _Dataset) -> dict[str, str]:
             columns[names[theirs]] = column
         elif known.note != _ALPACA or theirs not in ("instruction", "input"):
             why = f"no column of the data processor is named {theirs}."
-            section.note(Kind.ABSENT, "column_map", why)
+            section.note(FindingKind.ABSENT, "column_map", why)
         elif theirs == "instruction":
             columns["prompt_column"] = column
     return columns
@@ -172,7 +172,7 @@ def _length(root: Section, section: Section) -> int:
     given = section.integer("max_seq_len") or root.inside("tokenizer").integer("max_seq_len")
     if given is None:
         why = f"rows have a maximum length here: {_DEFAULT_LENGTH}. Set max_sequence_length."
-        root.inside("tokenizer").note(Kind.DIFFERENT, "max_seq_len", why)
+        root.inside("tokenizer").note(FindingKind.DIFFERENT, "max_seq_len", why)
     return int(given or _DEFAULT_LENGTH)
 
 
@@ -181,7 +181,7 @@ def _note_differences(section: Section, known: _Dataset) -> None:
         section.differs("_component_", known.note)
     if known.task in ("chat", "instruction"):
         why = "longer rows are skipped; there their ends are cut. Set truncation."
-        section.findings.add(Kind.DIFFERENT, section.path, ..., why)
+        section.findings.add(FindingKind.DIFFERENT, section.path, ..., why)
     if known.trains_on_input and section.take("train_on_input", True):
         why = "only answers count; there prompts count too. To train on all, use task: text."
         section.differs("train_on_input", why)

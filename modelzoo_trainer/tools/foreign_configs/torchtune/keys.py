@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from modelzoo_trainer.tools.foreign_configs.section import Key, absent, moved, no_effect
+from modelzoo_trainer.tools.foreign_configs.section import ForeignKey, absent, moved, no_effect
 
 _KERNEL: Final = "a kernel; results are the same."
 _FOLDER: Final = "the tokenizer comes from the checkpoint's folder."
@@ -226,5 +226,5 @@ _LOGGING: Final = {
     "profiler.num_cycles": moved("1; other numbers are listed"),
     "profiler.*": no_effect("OpProfiler writes a trace for Perfetto and has no such option."),
 }
-KEYS: Final[dict[str, Key]] = {**_RUN, **_MODEL, **_DATA, **_OPTIMIZATION, **_LOGGING}
+KEYS: Final[dict[str, ForeignKey]] = {**_RUN, **_MODEL, **_DATA, **_OPTIMIZATION, **_LOGGING}
 """All keys; keys of `dataset` and `dataset_val` begin with `data.`."""

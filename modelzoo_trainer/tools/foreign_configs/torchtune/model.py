@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from modelzoo_trainer.base.dtypes import dtype_name
-from modelzoo_trainer.tools.foreign_configs.findings import Kind
+from modelzoo_trainer.tools.foreign_configs.findings import FindingKind
 from modelzoo_trainer.tools.foreign_configs.section import Section
 
 _ATTENTION: Final = {
@@ -40,7 +40,7 @@ def convert_model(root: Section) -> dict[str, Any]:
     if has_adapters(root):
         model["peft_config"] = _adapters(section, builder)
     if kind.startswith(("qlora_", "qdora_")):
-        section.note(Kind.ABSENT, "_component_", "frozen weights are not quantized.")
+        section.note(FindingKind.ABSENT, "_component_", "frozen weights are not quantized.")
     loss = root.inside("loss")
     if str(loss.text("_component_")).endswith("DPOLoss"):
         return _preference(root, loss, model)
@@ -57,7 +57,7 @@ def _preference(root: Section, loss: Section, policy: dict[str, Any]) -> dict[st
     reference = root.inside("ref_checkpointer") if "ref_checkpointer" in root else None
     if reference is not None and reference.text("checkpoint_dir") != folder_of(root):
         why = "the reference is the policy's initial weights."
-        reference.note(Kind.ABSENT, "checkpoint_dir", why)
+        reference.note(FindingKind.ABSENT, "checkpoint_dir", why)
     settings = {"beta": float(loss.number("beta", 0.1)), "loss_type": "sigmoid"}
     if policy.get("peft_config", {}).get("lora_dropout"):
         settings["disable_dropout"] = False
@@ -79,7 +79,7 @@ def folder_of(root: Section) -> str:
             "weights are read from a Hugging Face folder, and written as one. Set "
             "pretrained_model_name_or_path and tokenizer to the folder of the model in that layout."
         )
-        section.note(Kind.ABSENT, "_component_", why)
+        section.note(FindingKind.ABSENT, "_component_", why)
     return str(folder)
 
 
@@ -112,7 +112,7 @@ def _adapters(section: Section, builder: str) -> dict[str, Any]:
         fused = [_FUSED.get(name, name) for name in targets]
         if fused != targets:
             why = "Phi-3 of transformers has these layers in one, which gets one adapter."
-            section.note(Kind.DIFFERENT, "lora_attn_modules", why)
+            section.note(FindingKind.DIFFERENT, "lora_attn_modules", why)
         targets = list(dict.fromkeys(fused))
     adapters: dict[str, Any] = {
         "peft_type": "LORA",

@@ -46,7 +46,7 @@ class ClassToken(Copy):
 
 
 @dataclass(frozen=True, slots=True)
-class Positions(Copy):
+class PositionTable(Copy):
     """The table of positions: the class token is last here, and first there."""
 
     @override
@@ -176,7 +176,7 @@ def _rules(model: Any) -> list[Rule]:
     patches = (f"{ours}.patches.projection", f"{theirs}.patch_embeddings.projection")
     rules: list[Rule] = [
         ClassToken(f"{ours}.cls_token.weight", f"{theirs}.cls_token"),
-        Positions(f"{ours}.position_embeddings.weight", f"{theirs}.position_embeddings"),
+        PositionTable(f"{ours}.position_embeddings.weight", f"{theirs}.position_embeddings"),
         Copy(f"{patches[0]}.bias", f"{patches[1]}.bias"),
     ]
     names = (f"{patches[0]}.weight", f"{patches[1]}.weight")

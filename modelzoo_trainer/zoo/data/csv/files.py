@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelzoo_trainer.errors import ConfigError, reason_of
-from modelzoo_trainer.zoo.data.folders import META, Listed, read_meta
+from modelzoo_trainer.zoo.data.folders import META, NamedFiles, read_meta
 
 _AGAIN: Final = "Prepare the data again."
 _CHUNK: Final = 1 << 24  # bytes scanned at a time
@@ -75,14 +75,14 @@ def find_files(folders: Sequence[str]) -> list[CsvFile]:
     """
     if problems := missing_folders(folders):
         raise ConfigError(problems[0])
-    listed = Listed()
+    listed = NamedFiles()
     found = [one for folder in folders for one in _listed(folder, listed)]
     if not any(one.num_rows for one in found):
         raise ConfigError(f"data_dir {list(folders)}: {META} lists no rows. Add data.")
     return found
 
 
-def _listed(folder: str, listed: Listed) -> list[CsvFile]:
+def _listed(folder: str, listed: NamedFiles) -> list[CsvFile]:
     found = []
     for line in read_meta(folder, 1, "data_dir"):
         path = os.path.join(folder, line.names[0])

@@ -27,8 +27,8 @@ from modelzoo_trainer.zoo.data.hdf5.rows import (
     SampleRows,
     Segments,
 )
-from modelzoo_trainer.zoo.data.hdf5.selection import Run, Source, runs_of, shares_of
-from modelzoo_trainer.zoo.data.hdf5.transforms import Transform
+from modelzoo_trainer.zoo.data.hdf5.selection import SampleRange, SampleSource, runs_of, shares_of
+from modelzoo_trainer.zoo.data.hdf5.transforms import BatchTransform
 from modelzoo_trainer.zoo.rows.hdf5_format import (
     DATASET,
     FEATURES,
@@ -59,7 +59,7 @@ class RowOptions:
     max_sequence_length: int | None = None
     features: Sequence[str] = FEATURES
     vsl: bool = False
-    transforms: Sequence[Transform] = ()
+    transforms: Sequence[BatchTransform] = ()
     seed: int = 0
     num_samples: int | None = None
     map_fn: Callable[[Any], Any] | None = None
@@ -70,7 +70,7 @@ class RowOptions:
 
 
 def open_dataset(
-    sources: Sequence[Source], options: RowOptions
+    sources: Sequence[SampleSource], options: RowOptions
 ) -> tuple[HDF5Rows | MappedRows, list[Member]]:
     """Return the samples of all sources, and how many of each are in an epoch.
 
@@ -83,7 +83,7 @@ def open_dataset(
     ]
     files = RowFiles.of(groups)
     length = _corpus_length(files, options)
-    placed: list[tuple[int, Run]] = []
+    placed: list[tuple[int, SampleRange]] = []
     counts = []
     first = 0
     for source, group in zip(sources, groups, strict=True):
@@ -172,7 +172,9 @@ def _other_features(where: str, num: int, options: RowOptions) -> ConfigError:
     )
 
 
-def _nothing_selected(source: Source, num: int, num_rows: int, length: int | None) -> ConfigError:
+def _nothing_selected(
+    source: SampleSource, num: int, num_rows: int, length: int | None
+) -> ConfigError:
     folders = ", ".join(repr(folder) for folder in source.folders)
     if not num:
         return ConfigError(
@@ -227,7 +229,7 @@ def _dataset(
 
 
 def _members(
-    sources: Sequence[Source], counts: Sequence[int], num_samples: int | None
+    sources: Sequence[SampleSource], counts: Sequence[int], num_samples: int | None
 ) -> list[Member]:
     shares = shares_of([source.weight for source in sources], counts, num_samples)
     members, offset = [], 0

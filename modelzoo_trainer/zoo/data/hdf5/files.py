@@ -25,7 +25,7 @@ _EXTRA: Final = "pip install 'modelzoo-trainer[hdf5]'"
 _DIGEST_BYTES: Final = 4
 
 
-class Layout(Enum):
+class FileLayout(Enum):
     """How the rows of a dataset lie in a file."""
 
     CONTIGUOUS = "contiguous"
@@ -58,7 +58,7 @@ class RowFile(NamedTuple):
     num_rows: int
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    layout: Layout
+    layout: FileLayout
     offset: int
     cache_bytes: int
     dataset: str = DATASET
@@ -66,8 +66,8 @@ class RowFile(NamedTuple):
 
 _DEFLATE, _SHUFFLE = 1, 2  # numbers of HDF5's filters
 _LAYOUTS: Final = {
-    (_DEFLATE,): Layout.COMPRESSED,
-    (_SHUFFLE, _DEFLATE): Layout.SHUFFLED,
+    (_DEFLATE,): FileLayout.COMPRESSED,
+    (_SHUFFLE, _DEFLATE): FileLayout.SHUFFLED,
 }
 
 _HEADERS: Final[dict[tuple[str, str], RowFile]] = {}
@@ -231,7 +231,7 @@ def _header(
             name,
             shape[0],
         )
-    layout = Layout.OTHER if has_texts else _layout_of(file, dataset)
+    layout = FileLayout.OTHER if has_texts else _layout_of(file, dataset)
     rows_per_chunk = 1 if dataset.chunks is None else dataset.chunks[0]
     cache_bytes = 0  # a chunk that is one row is never read twice
     if dataset.chunks is not None and rows_per_chunk > 1:
@@ -244,24 +244,24 @@ def _header(
         row_shape=tuple(shape[1:]),
         dtype=dtype,
         layout=layout,
-        offset=dataset.id.get_offset() if layout is Layout.CONTIGUOUS else 0,
+        offset=dataset.id.get_offset() if layout is FileLayout.CONTIGUOUS else 0,
         cache_bytes=cache_bytes,
         dataset=name,
     )
 
 
-def _layout_of(file: Any, dataset: Any) -> Layout:
+def _layout_of(file: Any, dataset: Any) -> FileLayout:
     """Return how rows lie in a file; `OTHER` if they cannot be read without the library."""
     is_plain = not (dataset.is_virtual or dataset.external or file.userblock_size)
     if not is_plain or not hasattr(os, "preadv"):
-        return Layout.OTHER
+        return FileLayout.OTHER
     if dataset.chunks is None:
-        return Layout.OTHER if dataset.id.get_offset() is None else Layout.CONTIGUOUS
+        return FileLayout.OTHER if dataset.id.get_offset() is None else FileLayout.CONTIGUOUS
     properties = dataset.id.get_create_plist()
     filters = [properties.get_filter(idx)[0] for idx in range(properties.get_nfilters())]
     if dataset.chunks != (1, *dataset.shape[1:]) or not hasattr(dataset.id, "chunk_iter"):
-        return Layout.OTHER
-    return _LAYOUTS.get(tuple(filters), Layout.OTHER)
+        return FileLayout.OTHER
+    return _LAYOUTS.get(tuple(filters), FileLayout.OTHER)
 
 
 @dataclass(frozen=True, slots=True)

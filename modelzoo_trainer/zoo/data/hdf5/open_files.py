@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelzoo_trainer.errors import ConfigError, reason_of
-from modelzoo_trainer.zoo.data.hdf5.files import Layout, RowFile, h5py_module
+from modelzoo_trainer.zoo.data.hdf5.files import FileLayout, RowFile, h5py_module
 
 NUM_OPEN: Final = 128
 _MOST_INDEXED: Final = 4_000_000  # rows, of 16 bytes each
@@ -113,9 +113,9 @@ class OpenFiles:
         return found
 
     def _open_one(self, file: RowFile) -> _OpenFile:
-        if file.layout is Layout.CONTIGUOUS:
+        if file.layout is FileLayout.CONTIGUOUS:
             return _Contiguous(file)
-        if file.layout is Layout.OTHER:
+        if file.layout is FileLayout.OTHER:
             return _ThroughLibrary(file)
         index = self._indices.get(file)
         if index is None:
@@ -232,7 +232,7 @@ class _Compressed(_Direct):
         for number, row in enumerate(range(start, stop)):
             packed = self._bytes(int(index.offsets[row]), int(index.sizes[row]))
             content = np.frombuffer(zlib.decompress(packed, bufsize=num_bytes), np.uint8)
-            if self._file.layout is Layout.COMPRESSED:
+            if self._file.layout is FileLayout.COMPRESSED:
                 by_row[number] = content
                 continue
             values = by_row[number].reshape(-1, dtype.itemsize)

@@ -21,7 +21,7 @@ from modelzoo_trainer.loading.stream import Member
 from modelzoo_trainer.zoo.data.hdf5.dataset import RowOptions, open_dataset
 from modelzoo_trainer.zoo.data.hdf5.files import lacking_h5py, missing_folders
 from modelzoo_trainer.zoo.data.hdf5.rows import HDF5Rows, MappedRows
-from modelzoo_trainer.zoo.data.hdf5.selection import Source, parse_sources
+from modelzoo_trainer.zoo.data.hdf5.selection import SampleSource, parse_sources
 from modelzoo_trainer.zoo.data.processor import ShuffleSeed
 from modelzoo_trainer.zoo.data.stream_processor import (
     ALL_ARE_SHUFFLED,
@@ -49,7 +49,7 @@ class HDF5Processor(StreamProcessor):
     vocab_size: Any = without_effect(VOCAB_SIZE_IS_COMPARED)
     dataset: HDF5Rows | MappedRows = field(init=False)
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[SampleSource]:
         """Return the folders.
 
         Raises:
@@ -69,7 +69,7 @@ class HDF5Processor(StreamProcessor):
 
     @event("load")
     def load(
-        self, sources: Sequence[Source], rows: RowOptions
+        self, sources: Sequence[SampleSource], rows: RowOptions
     ) -> tuple[HDF5Rows | MappedRows, list[Member]]:
         """Return the dataset, and how many samples of each source are in an epoch."""
         return open_dataset(sources, rows)
@@ -95,7 +95,7 @@ class FolderProcessor(HDF5Processor):
     features_list: Names | None = None
 
     @override
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[SampleSource]:
         return parse_sources(self.data_dir, None, None)
 
 
@@ -133,7 +133,7 @@ class MixtureProcessor(HDF5Processor):
     dataset_map_fn: Any = None
 
     @override
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[SampleSource]:
         return parse_sources(self.data_dir, self.mixture, self.data_subset)
 
     @override

@@ -16,9 +16,9 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.hdf5.files import FolderState, RowFiles
 from modelzoo_trainer.zoo.data.hdf5.open_files import OpenFiles
-from modelzoo_trainer.zoo.data.hdf5.selection import Run
+from modelzoo_trainer.zoo.data.hdf5.selection import SampleRange
 from modelzoo_trainer.zoo.data.hdf5.sending import Batch, by_feature, of_windows, to_send
-from modelzoo_trainer.zoo.data.hdf5.transforms import Transform
+from modelzoo_trainer.zoo.data.hdf5.transforms import BatchTransform
 from modelzoo_trainer.zoo.rows.hdf5_format import (
     FEATURES,
     IGNORED_LABEL,
@@ -56,7 +56,7 @@ class Segments(NamedTuple):
     num_samples: int
 
     @classmethod
-    def of(cls, runs: Sequence[tuple[int, Run]], step: int) -> Segments:
+    def of(cls, runs: Sequence[tuple[int, SampleRange]], step: int) -> Segments:
         """Return segments from (position of the source's first sample, run of samples)."""
         counts = [run.stop - run.start for _, run in runs]
         ends = np.cumsum(counts, dtype=np.int64)
@@ -90,7 +90,7 @@ class HDF5Rows(BatchDataset):
         segments: Segments,
         *,
         features: Sequence[str] = FEATURES,
-        transforms: Sequence[Transform] = (),
+        transforms: Sequence[BatchTransform] = (),
         seed: int = 0,
     ) -> None:
         self.files = files

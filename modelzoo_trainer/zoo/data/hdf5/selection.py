@@ -23,7 +23,7 @@ WHOLE: Final[Ranges] = ((Fraction(0), Fraction(1)),)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SampleSource:
     """Folders with samples.
 
     Args:
@@ -39,7 +39,7 @@ class Source:
     weight: Fraction = Fraction(1)
 
 
-class Run(NamedTuple):
+class SampleRange(NamedTuple):
     """Consecutive samples of a source: those with numbers in [start, stop)."""
 
     start: int
@@ -50,7 +50,7 @@ def parse_sources(
     data_dir: str | Sequence[str] | None,
     mixture: Sequence[Any] | None,
     data_subset: str | None,
-) -> list[Source]:
+) -> list[SampleSource]:
     """Return the sources of samples that the arguments of a data processor name.
 
     Members of a mixture without weight are left out.
@@ -64,7 +64,7 @@ def parse_sources(
     if mixture is None:
         assert data_dir is not None  # one of the two is given
         ranges = parse_ranges(data_subset, "data_subset")
-        return [Source("data_dir", _folders(data_dir, "data_dir"), ranges)]
+        return [SampleSource("data_dir", _folders(data_dir, "data_dir"), ranges)]
     if data_subset is not None:
         raise ConfigError(
             f"data_subset ({data_subset!r}) cannot be set together with mixture. Set data_subset "
@@ -78,7 +78,7 @@ def parse_sources(
             f"or set data_dir instead of mixture."
         )
     return [
-        Source(one.argument, one.folders, one.ranges, one.weight / total)
+        SampleSource(one.argument, one.folders, one.ranges, one.weight / total)
         for one in found
         if one.weight
     ]
@@ -88,7 +88,7 @@ def _folders(data_dir: object, where: str) -> tuple[str, ...]:
     return distinct_folders(data_dir, where, _ADVICE)
 
 
-def _member(given: object, where: str) -> Source:
+def _member(given: object, where: str) -> SampleSource:
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"{where}: expected a mapping with data_dir, weight and, if needed, data_subset, got "
@@ -100,7 +100,7 @@ def _member(given: object, where: str) -> Source:
     for key in ("data_dir", "weight"):
         if key not in given:
             raise ConfigError(f"{where}: {key} is missing. Set it for each element of mixture.")
-    return Source(
+    return SampleSource(
         f"{where}.data_dir",
         _folders(given["data_dir"], f"{where}.data_dir"),
         parse_ranges(given.get("data_subset"), f"{where}.data_subset"),
@@ -142,9 +142,11 @@ def parse_ranges(text: object, where: str) -> Ranges:
     return tuple(found)
 
 
-def runs_of(ranges: Ranges, num: int) -> list[Run]:
+def runs_of(ranges: Ranges, num: int) -> list[SampleRange]:
     """Return the ranges as numbers of samples, of `num`; those that have none are left out."""
-    bounds = [Run(math.floor(num * start), math.floor(num * stop)) for start, stop in ranges]
+    bounds = [
+        SampleRange(math.floor(num * start), math.floor(num * stop)) for start, stop in ranges
+    ]
     return [run for run in bounds if run.start < run.stop]
 
 

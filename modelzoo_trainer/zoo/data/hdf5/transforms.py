@@ -26,7 +26,7 @@ _TOKENS: Final = (INPUTS, LABELS)
 Seeds = tuple[int, int]
 
 
-class Transform(ABC):
+class BatchTransform(ABC):
     """A change to batches."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Transform(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddSinkTokens(Transform):
+class AddSinkTokens(BatchTransform):
     """Insert tokens that do not count in the loss at one position of each sample.
 
     Args:
@@ -114,7 +114,7 @@ class AddSinkTokens(Transform):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddMemoryTokens(Transform):
+class AddMemoryTokens(BatchTransform):
     """Insert tokens that do not count in the loss after each chunk of a sample but the last.
 
     Args:
@@ -155,7 +155,7 @@ class AddMemoryTokens(Transform):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddPoseShift(Transform):
+class AddPoseShift(BatchTransform):
     """Add int64 `position_ids` that skip positions between segments, in some of the samples.
 
     Positions increase by 1 within a segment, and by random steps between segments, so that the last
@@ -209,14 +209,14 @@ class AddPoseShift(Transform):
         return self.target_seq_len
 
 
-TRANSFORMS: Final[Mapping[str, type[Transform]]] = {
+TRANSFORMS: Final[Mapping[str, type[BatchTransform]]] = {
     "add_sink_tokens": AddSinkTokens,
     "add_memory_tokens": AddMemoryTokens,
     "add_pose_shift": AddPoseShift,
 }
 
 
-def parse_transforms(given: Sequence[Any] | None) -> list[Transform]:
+def parse_transforms(given: Sequence[Any] | None) -> list[BatchTransform]:
     """Return the transforms that `data_transforms` names.
 
     Raises:
@@ -232,7 +232,7 @@ def parse_transforms(given: Sequence[Any] | None) -> list[Transform]:
     return found
 
 
-def _transform(given: object, where: str) -> Transform:
+def _transform(given: object, where: str) -> BatchTransform:
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise ConfigError(
             f"{where}: expected a mapping with name and the arguments of a transform, got "
@@ -254,7 +254,7 @@ def _transform(given: object, where: str) -> Transform:
     for field in fields(cls):
         if field.default is MISSING and field.name not in arguments:
             raise ConfigError(f"{where}: {name} requires {field.name}. Set it.")
-    made: Transform = cls(**arguments)
+    made: BatchTransform = cls(**arguments)
     return made
 
 

@@ -28,7 +28,7 @@ from modelzoo_trainer.zoo.rows.modes.finetuning import FinetuningMode
 from modelzoo_trainer.zoo.rows.modes.pretraining import PretrainingMode
 from modelzoo_trainer.zoo.rows.modes.truncation import WholeAnswers
 from modelzoo_trainer.zoo.rows.modes.vsl_pretraining import VslPretrainingMode
-from modelzoo_trainer.zoo.rows.sections import Dataset, Processing, Settings, Setup
+from modelzoo_trainer.zoo.rows.sections import Dataset, PreprocessingSettings, Processing, Setup
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 log = logging.getLogger("modelzoo_trainer.data.hugging_face")
@@ -230,7 +230,7 @@ def _warn_of_no_end(settings: EncodingSettings, tokenizer: Tokenizer) -> None:
 
 def _mode_of(given: EncodingSettings, tokenizer: Tokenizer) -> _Mode:
     """Return the mode of preprocessing that makes the rows of a task."""
-    settings = Settings(
+    settings = PreprocessingSettings(
         Setup(mode="custom"),  # of no effect here
         Processing(
             max_seq_length=given.max_sequence_length, min_sequence_len=given.min_sequence_length

@@ -61,7 +61,7 @@ _ORDER: Final = (np.bool_, np.int64, np.float32)
 Values = npt.NDArray[Any]
 
 
-class Row(NamedTuple):
+class DatasetRow(NamedTuple):
     """A row of the dataset: its number, and its values by column."""
 
     number: int
@@ -165,10 +165,10 @@ class Features:
         stats.rows += len(examples)
         found = np.empty(len(examples), object)
         for number, example in enumerate(examples):
-            found[number] = Row(first + number, example)
+            found[number] = DatasetRow(first + number, example)
         return found
 
-    def batch(self, rows: Sequence[Row]) -> Batch:
+    def batch(self, rows: Sequence[DatasetRow]) -> Batch:
         """Return the batch of rows: integers are int64, other numbers float32.
 
         Raises:
@@ -187,7 +187,7 @@ class Features:
                 found[mask] = _mask_of(lengths[name])
         return found
 
-    def _array(self, row: Row, name: str, column: str) -> Values:
+    def _array(self, row: DatasetRow, name: str, column: str) -> Values:
         """Return the value of an argument in a row, as an array of one of three types."""
         value = row.values[column]
         if column in self._images:
@@ -209,7 +209,7 @@ class Features:
             self._check_ids(values, row, name, column)
         return values.astype(dtype, copy=False)
 
-    def _check_ids(self, ids: Values, row: Row, name: str, column: str) -> None:
+    def _check_ids(self, ids: Values, row: DatasetRow, name: str, column: str) -> None:
         where = f"{self._place(row)}: column {column!r} has"
         is_input = name in _IDS
         if ids.dtype.kind == "f":
@@ -236,7 +236,7 @@ class Features:
         return self.settings.padding.get(name, _FILL.get(name))
 
     def _check_padding(
-        self, arrays: Sequence[Values], rows: Sequence[Row], name: str, column: str
+        self, arrays: Sequence[Values], rows: Sequence[DatasetRow], name: str, column: str
     ) -> None:
         """Raise a `ConfigError` if arrays of different shapes cannot be filled to the longest."""
         other = next(n for n, one in enumerate(arrays) if one.shape != arrays[0].shape)
@@ -257,7 +257,7 @@ class Features:
                 f"{where} Set padding: {{{name}: VALUE}} to fill the shorter ones at their end."
             )
 
-    def _place(self, row: Row) -> str:
+    def _place(self, row: DatasetRow) -> str:
         return Document(self._where, row.number, []).where
 
 
@@ -325,7 +325,7 @@ class FeatureRows(BatchDataset):
         found = self._dataset[indices]
         parts = zip(*found.values(), strict=True)
         rows = [
-            Row(number, dict(zip(found, values, strict=True)))
+            DatasetRow(number, dict(zip(found, values, strict=True)))
             for number, values in zip(indices, parts, strict=True)
         ]
         return self._features.batch(rows)

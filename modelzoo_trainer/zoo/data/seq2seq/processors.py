@@ -22,8 +22,13 @@ from modelzoo_trainer.core.parts.model_length import PAIR_LENGTHS, given_or_mode
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import event
 from modelzoo_trainer.loading.stream import Member
-from modelzoo_trainer.zoo.data.folders import META, Listed, distinct_folders, read_meta
-from modelzoo_trainer.zoo.data.seq2seq.rows import Layout, PairRows, SpanRows, TranslationRows
+from modelzoo_trainer.zoo.data.folders import META, NamedFiles, distinct_folders, read_meta
+from modelzoo_trainer.zoo.data.seq2seq.rows import (
+    PairRows,
+    Seq2SeqLayout,
+    SpanRows,
+    TranslationRows,
+)
 from modelzoo_trainer.zoo.data.seq2seq.spans import counts_of, longest_text
 from modelzoo_trainer.zoo.data.seq2seq.text_lines import TextLines, index_file, warn_of_count
 from modelzoo_trainer.zoo.data.stream_processor import (
@@ -117,7 +122,7 @@ class SequencePairProcessor(StreamProcessor):
             case="lower" if self.do_lower else "counts",
         )
         pad_id = vocabulary.id_of(self.pad_token, "pad_token")
-        layout = Layout(
+        layout = Seq2SeqLayout(
             input_length=input_length,
             target_length=target_length,
             start_id=vocabulary.id_of(self.sos_token, "sos_token"),
@@ -134,14 +139,22 @@ class SequencePairProcessor(StreamProcessor):
 
     @event("load")
     def load(
-        self, folders: Sequence[str], vocabulary: Vocabulary, layout: Layout, spans: SpanOptions
+        self,
+        folders: Sequence[str],
+        vocabulary: Vocabulary,
+        layout: Seq2SeqLayout,
+        spans: SpanOptions,
     ) -> PairRows:
         """Return the dataset."""
         return self.open(folders, vocabulary, layout, spans)
 
     @abstractmethod
     def open(
-        self, folders: Sequence[str], vocabulary: Vocabulary, layout: Layout, spans: SpanOptions
+        self,
+        folders: Sequence[str],
+        vocabulary: Vocabulary,
+        layout: Seq2SeqLayout,
+        spans: SpanOptions,
     ) -> PairRows:
         """Return the dataset of some folders."""
 
@@ -198,9 +211,13 @@ class T5DynamicDataProcessor(SequencePairProcessor):
 
     @override
     def open(
-        self, folders: Sequence[str], vocabulary: Vocabulary, layout: Layout, spans: SpanOptions
+        self,
+        folders: Sequence[str],
+        vocabulary: Vocabulary,
+        layout: Seq2SeqLayout,
+        spans: SpanOptions,
     ) -> PairRows:
-        files, listed = [], Listed()
+        files, listed = [], NamedFiles()
         for folder in folders:
             for meta in read_meta(folder, 1, "src_data_dir"):
                 path = str(Path(folder).expanduser() / meta.names[0])
@@ -261,9 +278,13 @@ class TransformerDynamicDataProcessor(SequencePairProcessor):
 
     @override
     def open(
-        self, folders: Sequence[str], vocabulary: Vocabulary, layout: Layout, spans: SpanOptions
+        self,
+        folders: Sequence[str],
+        vocabulary: Vocabulary,
+        layout: Seq2SeqLayout,
+        spans: SpanOptions,
     ) -> PairRows:
-        pairs, listed = [], Listed()
+        pairs, listed = [], NamedFiles()
         for folder in folders:
             for meta in read_meta(folder, 2, "src_data_dir"):
                 paths = [_place_of(name, folder) for name in meta.names]

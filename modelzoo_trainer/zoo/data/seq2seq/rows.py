@@ -22,7 +22,7 @@ from modelzoo_trainer.zoo.data.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Seq2SeqLayout:
     """What a batch looks like.
 
     Args:
@@ -88,7 +88,11 @@ class PairRows(BatchDataset):
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, layout: Layout, lines: Sequence[TextLines], *settings: object
+        self,
+        vocabulary: Vocabulary,
+        layout: Seq2SeqLayout,
+        lines: Sequence[TextLines],
+        *settings: object,
     ) -> None:
         self.vocabulary = vocabulary
         self.layout = layout
@@ -178,7 +182,7 @@ class SpanRows(PairRows):
     def __init__(
         self,
         vocabulary: Vocabulary,
-        layout: Layout,
+        layout: Seq2SeqLayout,
         lines: TextLines,
         *,
         num_packed: int,
@@ -243,7 +247,7 @@ class TranslationRows(PairRows):
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, layout: Layout, sources: TextLines, targets: TextLines
+        self, vocabulary: Vocabulary, layout: Seq2SeqLayout, sources: TextLines, targets: TextLines
     ) -> None:
         super().__init__(vocabulary, layout, [sources, targets])
         fits = np.ones(len(sources), dtype=bool)

@@ -12,7 +12,7 @@ from modelzoo_trainer.zoo.rows.hdf5_format import DATASET, INPUTS, MASK
 from modelzoo_trainer.zoo.rows.interface import Document, Rows, Stats
 from modelzoo_trainer.zoo.rows.modes.sequences import RegionRules, document_piece
 from modelzoo_trainer.zoo.rows.modes.special_ids import require_pad
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 
@@ -33,7 +33,7 @@ class BertPretrainingMode:
     features = (INPUTS, MASK, "token_type_ids")
     is_packed = False
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: PreprocessingSettings, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._pad = require_pad(tokenizer)
         self._before, self._after = tokenizer.around()

@@ -13,14 +13,14 @@ from modelzoo_trainer.zoo.rows.hdf5_format import DATASET, DPO_FEATURES
 from modelzoo_trainer.zoo.rows.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.zoo.rows.modes.sequences import (
     Piece,
-    Place,
     Tokenized,
+    TurnSpan,
     document_turns,
     text_of,
     tokenize,
 )
 from modelzoo_trainer.zoo.rows.modes.special_ids import require_pad
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 _ANSWERS: Final = ("chosen", "rejected")
@@ -46,7 +46,7 @@ class DpoMode:
     features = DPO_FEATURES
     is_packed = False
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: PreprocessingSettings, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._pad = require_pad(tokenizer)
         self._template = tokenizer.chat_template(settings.dataset.chat_template)
@@ -100,7 +100,7 @@ class DpoMode:
         found = self._template.locate([(role, [text]) for role, text in turns])
         if found is None:
             return None
-        return Piece(found.text, [Place(found.spans[-1].start, len(found.text), _ANSWER, 1)])
+        return Piece(found.text, [TurnSpan(found.spans[-1].start, len(found.text), _ANSWER, 1)])
 
     def _row(
         self, document: Document, pair: tuple[Tokenized, Tokenized], length: int, stats: Stats

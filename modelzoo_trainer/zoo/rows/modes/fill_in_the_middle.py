@@ -18,7 +18,7 @@ from modelzoo_trainer.zoo.rows.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.zoo.rows.modes.packing import Weighted, single_rows
 from modelzoo_trainer.zoo.rows.modes.sequences import RegionRules, document_piece
 from modelzoo_trainer.zoo.rows.modes.special_ids import require_eos, require_pad, require_token
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 _REPLACEMENT: Final = "\ufffd"
@@ -79,7 +79,7 @@ class FillInTheMiddleMode:
     features = FEATURES
     is_packed = False
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: PreprocessingSettings, tokenizer: Tokenizer) -> None:
         dataset, processing = settings.dataset, settings.processing
         self._tokenizer = tokenizer
         self._eos, self._pad = require_eos(tokenizer), require_pad(tokenizer)

@@ -19,18 +19,18 @@ from modelzoo_trainer.zoo.rows.modes.packing import (
 from modelzoo_trainer.zoo.rows.modes.sequences import (
     NO_TURN,
     Piece,
-    Place,
     RegionRules,
     Tokenized,
+    TurnSpan,
     document_turns,
     text_of,
     tokenize,
 )
 from modelzoo_trainer.zoo.rows.modes.special_ids import require_eos, require_pad
 from modelzoo_trainer.zoo.rows.modes.truncation import Truncation, WholeAnswers
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
-from modelzoo_trainer.zoo.rows.turns import Region, Turn
+from modelzoo_trainer.zoo.rows.turns import Turn, TurnRegion
 
 _SEPARATOR: Final = "<|sep|>"
 _CHAT: Final = frozenset({"system", "user", "assistant", "tool"})
@@ -75,7 +75,7 @@ class FinetuningMode:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: PreprocessingSettings,
         tokenizer: Tokenizer,
         truncation: Truncation | WholeAnswers | None = None,
     ) -> None:
@@ -164,7 +164,7 @@ class FinetuningMode:
             weight = self._rules.weight(turn.role, region)
             begin = self._begin_of_end(found.text, span.stop)
             end = begin if begin < stop else None
-            places.append(Place(span.start, stop, span.turn, weight, end))
+            places.append(TurnSpan(span.start, stop, span.turn, weight, end))
         return [Piece(found.text, places)]
 
     def _located(self, turns: list[Turn], texts: list[list[str]]) -> Located | None:
@@ -200,8 +200,10 @@ class FinetuningMode:
         tokens = [one for one in self._tokenizer.added_tokens() if text.startswith(one)]
         return max(tokens, key=len, default=text)
 
-    def _place(self, start: int, content: str, index: int, turn: Turn, region: Region) -> Place:
-        return Place(start, start + len(content), index, self._rules.weight(turn.role, region))
+    def _place(
+        self, start: int, content: str, index: int, turn: Turn, region: TurnRegion
+    ) -> TurnSpan:
+        return TurnSpan(start, start + len(content), index, self._rules.weight(turn.role, region))
 
     def _joined(self, parts: _Parts, pieces: list[Tokenized]) -> Tokenized:
         if parts.is_chat:
@@ -277,13 +279,13 @@ def _unusable(weights: Array, size: int, shortest: int) -> str | None:
     return None if weights[1:].any() else "no token counts in the loss"
 
 
-def _places_of_blocks(found: Located) -> list[Place]:
+def _places_of_blocks(found: Located) -> list[TurnSpan]:
     """Return the places of all regions, of no weight, and of the blocks, which count."""
-    places = [Place(span.start, span.stop, span.turn, 0) for span in found.spans]
+    places = [TurnSpan(span.start, span.stop, span.turn, 0) for span in found.spans]
     for start, stop in found.generated:
         inside = [span.turn for span in found.spans if span.start < stop and start < span.stop]
         end = max((span.stop for span in found.spans if start < span.stop <= stop), default=stop)
-        places.append(Place(start, stop, min(inside, default=NO_TURN), 1, end))
+        places.append(TurnSpan(start, stop, min(inside, default=NO_TURN), 1, end))
     return places
 
 

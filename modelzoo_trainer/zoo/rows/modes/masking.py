@@ -15,7 +15,7 @@ from modelzoo_trainer.zoo.rows.interface import Array, Document, Rows, Stats
 from modelzoo_trainer.zoo.rows.modes.packing import pack, spans_and_positions
 from modelzoo_trainer.zoo.rows.modes.sequences import RegionRules, document_piece
 from modelzoo_trainer.zoo.rows.modes.special_ids import require_pad, require_token
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import SPECIAL, Tokenizer
 
 _HIDDEN: Final = 0.8  # of the chosen tokens; half of the others are replaced by a random one
@@ -54,7 +54,7 @@ class MaskedMode:
     }
     is_packed = False
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: PreprocessingSettings, tokenizer: Tokenizer) -> None:
         dataset, processing = settings.dataset, settings.processing
         self._tokenizer = tokenizer
         self._pad = require_pad(tokenizer)

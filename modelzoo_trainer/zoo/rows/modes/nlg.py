@@ -12,7 +12,7 @@ from modelzoo_trainer.zoo.rows.hdf5_format import FEATURES
 from modelzoo_trainer.zoo.rows.interface import Document, Rows, Stats
 from modelzoo_trainer.zoo.rows.modes.packing import Weighted, single_rows
 from modelzoo_trainer.zoo.rows.modes.sequences import document_turns
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 from modelzoo_trainer.zoo.rows.turns import Turn
 
@@ -31,7 +31,7 @@ class NlgMode:
     features = FEATURES
     is_packed = False
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: PreprocessingSettings, tokenizer: Tokenizer) -> None:
         self._vocab_size = tokenizer.vocab_size
         self._shortest = settings.processing.min_sequence_len
 

@@ -19,7 +19,7 @@ from modelzoo_trainer.zoo.rows.modes.sequences import (
 )
 from modelzoo_trainer.zoo.rows.modes.special_ids import require_eos, require_pad
 from modelzoo_trainer.zoo.rows.packing import Packer
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 
@@ -49,7 +49,7 @@ class PretrainingMode:
     )
     features = FEATURES
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: PreprocessingSettings, tokenizer: Tokenizer) -> None:
         dataset, processing = settings.dataset, settings.processing
         if processing.short_seq_prob:
             raise ConfigError(

@@ -9,15 +9,15 @@ import numpy as np
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.rows.interface import Array, Document
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
-from modelzoo_trainer.zoo.rows.turns import Region, Turn, turns_of
+from modelzoo_trainer.zoo.rows.turns import Turn, TurnRegion, turns_of
 
 NO_TURN: Final = -1
 """Owner of a token that is part of no turn: a separator, or text of the chat template."""
 
 
-class Place(NamedTuple):
+class TurnSpan(NamedTuple):
     """Characters start to stop, which belong to a turn and have a weight in the loss.
 
     Characters from `end` on are not content, they end the turn; None = there are none.
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     """Text that is tokenized as a whole, and the places of its regions, in order."""
 
     text: str
-    places: list[Place]
+    places: list[TurnSpan]
 
 
 class Tokenized(NamedTuple):
@@ -51,7 +51,7 @@ def document_turns(document: Document) -> tuple[Turn, ...]:
     return turns_of(document.content, document.file)
 
 
-def text_of(region: Region, document: Document) -> str:
+def text_of(region: TurnRegion, document: Document) -> str:
     """Return the text of a region.
 
     Raises:
@@ -81,7 +81,7 @@ class RegionRules:
 
     uses: Final = frozenset({"semantic_loss_weight", "semantic_drop_mask"})
 
-    def __init__(self, settings: Settings, counted: frozenset[str] | None) -> None:
+    def __init__(self, settings: PreprocessingSettings, counted: frozenset[str] | None) -> None:
         given = settings.processing
         self._weights = _by_region(given.semantic_loss_weight, "semantic_loss_weight")
         self._drops = _by_region(given.semantic_drop_mask, "semantic_drop_mask")
@@ -93,18 +93,18 @@ class RegionRules:
                 "to. Remove it, or drop the region with semantic_drop_mask."
             )
 
-    def weight(self, role: str, region: Region) -> int:
+    def weight(self, role: str, region: TurnRegion) -> int:
         """Return 1 if the tokens of a region count in the loss, else 0."""
         if region.loss_weight is not None:
             return int(region.loss_weight)
         default = int(self._counted is None or role in self._counted)
         return _rule(self._weights, role, region.name, default)
 
-    def kept(self, turn: Turn) -> list[Region]:
+    def kept(self, turn: Turn) -> list[TurnRegion]:
         """Return the regions of a turn that are not dropped."""
         return [region for region in turn.regions if not self._is_dropped(turn.role, region)]
 
-    def _is_dropped(self, role: str, region: Region) -> bool:
+    def _is_dropped(self, role: str, region: TurnRegion) -> bool:
         if region.is_dropped is not None:
             return region.is_dropped
         return bool(_rule(self._drops, role, region.name, 0))
@@ -125,7 +125,7 @@ def tokenize(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[Tokenized]:
     ]
 
 
-def _placed(places: Iterable[Place], ids: Array, spans: Array) -> Tokenized:
+def _placed(places: Iterable[TurnSpan], ids: Array, spans: Array) -> Tokenized:
     spans = spans.reshape(-1, 2)
     weights, owners = np.zeros(len(ids), np.int32), np.full(len(ids), NO_TURN, np.int32)
     # The searches need increasing places; a token of no characters is part of no region.
@@ -144,7 +144,7 @@ def _placed(places: Iterable[Place], ids: Array, spans: Array) -> Tokenized:
     return Tokenized(ids, weights, owners, is_end)
 
 
-def _cuts(places: Iterable[Place]) -> list[int]:
+def _cuts(places: Iterable[TurnSpan]) -> list[int]:
     return sorted({edge for place in places for edge in (place.start, place.stop)})
 
 
@@ -172,7 +172,7 @@ def document_piece(document: Document, rules: RegionRules) -> Piece:
         for region in rules.kept(turn):
             text = text_of(region, document)
             weight = rules.weight(turn.role, region)
-            places.append(Place(size, size + len(text), index, weight))
+            places.append(TurnSpan(size, size + len(text), index, weight))
             texts.append(text)
             size += len(text)
     return Piece("".join(texts), places)

@@ -17,7 +17,7 @@ from modelzoo_trainer.zoo.rows.modes.sequences import (
     tokenize,
 )
 from modelzoo_trainer.zoo.rows.modes.special_ids import require_eos, require_pad
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 
@@ -36,7 +36,7 @@ class VslPretrainingMode:
     features = VSL_FEATURES
     is_packed = False
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: PreprocessingSettings, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._eos, self._pad = require_eos(tokenizer), require_pad(tokenizer)
         self._rules = RegionRules(settings, None)

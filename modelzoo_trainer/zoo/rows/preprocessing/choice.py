@@ -7,7 +7,7 @@ from typing import Final
 
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.rows.interface import Mode
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 
 _HERE: Final = "modelzoo_trainer.zoo.rows.modes"
 _OBJECTIVES: Final = {
@@ -26,7 +26,7 @@ _MODES: Final = {
 }
 
 
-def mode_of(settings: Settings) -> type[Mode]:
+def mode_of(settings: PreprocessingSettings) -> type[Mode]:
     """Return the class of the mode that the settings ask for.
 
     Raises:

@@ -11,11 +11,11 @@ from typing import Any
 
 from modelzoo_trainer.zoo.rows.preprocessing.journal import digest_of, rows_settings
 from modelzoo_trainer.zoo.rows.preprocessing.worker import UnitWork
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 
-def identity_of(settings: Settings, work: UnitWork, inputs: str) -> dict[str, str]:
+def identity_of(settings: PreprocessingSettings, work: UnitWork, inputs: str) -> dict[str, str]:
     """Return the digests of a run, by name; see `journal.Journal`.
 
     Modules that a user's module imports are not covered.
@@ -39,7 +39,7 @@ def identity_of(settings: Settings, work: UnitWork, inputs: str) -> dict[str, st
     return found | {name: digest for name, digest in sources.items() if digest is not None}
 
 
-def _tokenizer(tokenizer: Tokenizer, settings: Settings) -> list[Any]:
+def _tokenizer(tokenizer: Tokenizer, settings: PreprocessingSettings) -> list[Any]:
     """Return what a tokenizer does, as far as it is known: its content, or its files."""
     to_text: Callable[[], str] | None = getattr(tokenizer.engine, "to_str", None)
     if to_text is not None:

@@ -23,7 +23,7 @@ import numpy as np
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.zoo.rows.hdf5_format import INCOMPLETE, PARAMS, SUFFIX
 from modelzoo_trainer.zoo.rows.interface import Array, Stats
-from modelzoo_trainer.zoo.rows.places import Place
+from modelzoo_trainer.zoo.rows.places import DocumentPlace
 from modelzoo_trainer.zoo.rows.preprocessing.output import PART, write_bytes, write_text
 
 STATE: Final = "INCOMPLETE.npz"
@@ -258,7 +258,8 @@ def _unreadable(path: Path, reason: str) -> ConfigError:
 
 def _stats(stored: dict[str, Any]) -> Stats:
     skipped = {
-        reason: (count, Place(*first)) for reason, (count, first) in stored.pop("skipped").items()
+        reason: (count, DocumentPlace(*first))
+        for reason, (count, first) in stored.pop("skipped").items()
     }
     return Stats(**stored, skipped=skipped)
 

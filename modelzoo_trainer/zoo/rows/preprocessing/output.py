@@ -125,7 +125,7 @@ def _sync(path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class StreamLayout:
     """How the rows of a stream are stored."""
 
     features: Sequence[str]
@@ -163,7 +163,7 @@ class ChunkWriter:
         layout: Of the rows.
     """
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
+    def __init__(self, folder: Path, layout: StreamLayout) -> None:
         self._folder = folder
         self._layout = layout
         self.num_files = 0

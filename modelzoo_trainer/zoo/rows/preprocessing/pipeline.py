@@ -26,15 +26,15 @@ from modelzoo_trainer.zoo.rows.preprocessing.journal import (
     check_empty,
     digest_of,
 )
-from modelzoo_trainer.zoo.rows.preprocessing.output import ChunkWriter, Layout
+from modelzoo_trainer.zoo.rows.preprocessing.output import ChunkWriter, StreamLayout
 from modelzoo_trainer.zoo.rows.preprocessing.pool import Pool
 from modelzoo_trainer.zoo.rows.preprocessing.readers import units
 from modelzoo_trainer.zoo.rows.preprocessing.shuffling import BucketWriter, num_buckets
-from modelzoo_trainer.zoo.rows.preprocessing.streams import Stream, Streams
-from modelzoo_trainer.zoo.rows.preprocessing.summary import Facts
+from modelzoo_trainer.zoo.rows.preprocessing.streams import OutputStream, Streams
+from modelzoo_trainer.zoo.rows.preprocessing.summary import FolderFacts
 from modelzoo_trainer.zoo.rows.preprocessing.token_limit import cut
 from modelzoo_trainer.zoo.rows.preprocessing.worker import Result, UnitWork
-from modelzoo_trainer.zoo.rows.sections import Settings, Setup
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings, Setup
 
 log = logging.getLogger("modelzoo_trainer.preprocessing")
 
@@ -43,7 +43,7 @@ _SAVE_SHARE: Final = 0.05  # of the time is spent on saving the state, at most
 _PROGRESS_S: Final = 10.0
 
 
-def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
+def preprocess(settings: PreprocessingSettings, *, save_s: float = _SAVE_S) -> list[FolderFacts]:
     """Write the rows that the settings describe; continue an interrupted run.
 
     The bytes of all files depend on the settings and the input alone: not on the number of
@@ -88,17 +88,17 @@ def preprocess(settings: Settings, *, save_s: float = _SAVE_S) -> list[Facts]:
     return facts
 
 
-def _folders(settings: Settings) -> list[Path]:
+def _folders(settings: PreprocessingSettings) -> list[Path]:
     """Return the folders of the streams of a run."""
     return [_root(settings.setup) / one.folder for one in Streams(settings).all]
 
 
-def _is_complete(settings: Settings, folders: Iterable[Path]) -> bool:
+def _is_complete(settings: PreprocessingSettings, folders: Iterable[Path]) -> bool:
     has_all = all((folder / PARAMS).exists() for folder in folders)
     return has_all and not (_root(settings.setup) / INCOMPLETE).exists()
 
 
-def _subset(settings: Settings, name: str) -> Settings:
+def _subset(settings: PreprocessingSettings, name: str) -> PreprocessingSettings:
     """Return the settings of the run of a sub-folder."""
     setup = settings.setup
     splits = setup.data_splits_dir
@@ -117,7 +117,9 @@ def _root(setup: Setup) -> Path:
     return Path((has_own and setup.data_splits_dir) or setup.output_dir).expanduser()
 
 
-def _preprocess(settings: Settings, save_s: float, *, may_be_empty: bool = False) -> list[Facts]:
+def _preprocess(
+    settings: PreprocessingSettings, save_s: float, *, may_be_empty: bool = False
+) -> list[FolderFacts]:
     output.h5py()
     work = UnitWork(settings)
     _check_size(settings, work.tokenizer.vocab_size)
@@ -128,7 +130,7 @@ def _preprocess(settings: Settings, save_s: float, *, may_be_empty: bool = False
         return run.run(may_be_empty=may_be_empty)
 
 
-def _check_size(settings: Settings, vocab_size: int) -> None:
+def _check_size(settings: PreprocessingSettings, vocab_size: int) -> None:
     processing = settings.processing
     dtype = processing.input_ids_dtype
     if processing.input_mask_dtype != dtype:
@@ -146,7 +148,9 @@ def _check_size(settings: Settings, vocab_size: int) -> None:
 class _StreamWriter:
     """One stream: cuts rows where the mode asks for it, counts, and writes."""
 
-    def __init__(self, stream: Stream, folder: Path, settings: Settings, work: UnitWork) -> None:
+    def __init__(
+        self, stream: OutputStream, folder: Path, settings: PreprocessingSettings, work: UnitWork
+    ) -> None:
         processing, mode = settings.processing, work.mode
         self.stream = stream
         self.folder = folder
@@ -158,7 +162,7 @@ class _StreamWriter:
             else None
         )
         features = tuple(mode.features)
-        self._layout = Layout(
+        self._layout = StreamLayout(
             features=features,
             dtype=processing.input_ids_dtype,
             inverts_mask=processing.inverted_mask,
@@ -252,7 +256,9 @@ def _without_prefix(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
 class _Run:
     """One run into one output folder."""
 
-    def __init__(self, settings: Settings, work: UnitWork, inputs: Inputs, save_s: float) -> None:
+    def __init__(
+        self, settings: PreprocessingSettings, work: UnitWork, inputs: Inputs, save_s: float
+    ) -> None:
         setup, processing = settings.setup, settings.processing
         self._settings, self._work, self._inputs = settings, work, inputs
         self._save_s = save_s
@@ -275,7 +281,7 @@ class _Run:
         """Release the output folder."""
         self._journal.close()
 
-    def run(self, *, may_be_empty: bool) -> list[Facts]:
+    def run(self, *, may_be_empty: bool) -> list[FolderFacts]:
         """Read everything that is not yet read, and write the rest.
 
         Raises:
@@ -348,7 +354,7 @@ class _Run:
         self._state.streams = [writer.state() for writer in self._writers]
         self._journal.save(self._state)
 
-    def _finish(self) -> list[Facts]:
+    def _finish(self) -> list[FolderFacts]:
         facts = [self._finished(writer) for writer in self._writers]
         for problem in filter(None, map(summary.lack_of, facts)):
             log.warning("%s", problem)
@@ -357,9 +363,9 @@ class _Run:
         self._journal.finish()
         return facts
 
-    def _finished(self, writer: _StreamWriter) -> Facts:
+    def _finished(self, writer: _StreamWriter) -> FolderFacts:
         stream, tokenizer = writer.stream, self._work.tokenizer
-        facts = Facts(
+        facts = FolderFacts(
             folder=str(writer.folder),
             length=stream.length,
             num_files=writer.finish(),

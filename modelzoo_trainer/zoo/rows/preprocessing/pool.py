@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from modelzoo_trainer.zoo.rows.preprocessing.readers import Unit
-from modelzoo_trainer.zoo.rows.preprocessing.worker import Failure, Result, UnitWork, serve
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.preprocessing.worker import Result, UnitWork, WorkerFailure, serve
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 
 log = logging.getLogger("modelzoo_trainer.preprocessing")
 
@@ -29,7 +29,7 @@ class WorkerError(RuntimeError):
 class Worker:
     """A process with its connection."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PreprocessingSettings) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would keep ends of other pipes
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, settings), daemon=True)
@@ -71,7 +71,7 @@ class Pool:
             tokenize.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PreprocessingSettings) -> None:
         self._settings = settings
         self._workers: list[Worker] = []
 
@@ -108,7 +108,7 @@ class Pool:
                 try:
                     result = work(unit)
                 except Exception as error:  # noqa: BLE001  # as from a worker process
-                    _raise(Failure.of(error), error)
+                    _raise(WorkerFailure.of(error), error)
                 yield result
             return
         yield from self._spread(units, count)
@@ -143,7 +143,7 @@ class Pool:
         for connection in wait(list(busy)):
             assert isinstance(connection, Connection)
             answer = busy[connection].receive()
-            if isinstance(answer, Failure):
+            if isinstance(answer, WorkerFailure):
                 _raise(answer)
             done[answer.number] = answer
 
@@ -153,7 +153,7 @@ def _ready(done: dict[int, Result], order: list[int]) -> Iterator[Result]:
         yield done.pop(order.pop(0))
 
 
-def _raise(failure: Failure, cause: Exception | None = None) -> NoReturn:
+def _raise(failure: WorkerFailure, cause: Exception | None = None) -> NoReturn:
     if failure.traceback:
         log.error("%s", failure.traceback)
     error = (failure.kind or WorkerError)(failure.message)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.zoo.rows.interface import Entry
-from modelzoo_trainer.zoo.rows.places import Place
+from modelzoo_trainer.zoo.rows.places import DocumentPlace
 from modelzoo_trainer.zoo.rows.preprocessing.inputs import Format, Input, Inputs
 
 UNIT_BYTES: Final = 1 << 20
@@ -33,7 +33,7 @@ _TO_SKIP: Final = (
 _INSTALL: Final = 'pip install "modelzoo-trainer[preprocess]"'
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """A piece of a file: bytes, row groups or rows from `start` to `stop`."""
 
     file: Input
@@ -49,7 +49,7 @@ class Unit(NamedTuple):
     """What one worker processes at a time; small files share one."""
 
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[FilePart, ...]
 
 
 class Numbered(NamedTuple):
@@ -72,7 +72,7 @@ def units(inputs: Inputs, columns: Sequence[str] | None) -> Iterator[Unit]:
     Raises:
         ConfigError: If a file cannot be read.
     """
-    parts: list[Part] = []
+    parts: list[FilePart] = []
     size = number = 0
     for part, num_bytes in _parts(inputs, columns):
         if parts and size + num_bytes > UNIT_BYTES:
@@ -84,7 +84,7 @@ def units(inputs: Inputs, columns: Sequence[str] | None) -> Iterator[Unit]:
         yield Unit(number, tuple(parts))
 
 
-def entries(part: Part, key: str | None, *, skips_invalid: bool = False) -> Iterator[Numbered]:
+def entries(part: FilePart, key: str | None, *, skips_invalid: bool = False) -> Iterator[Numbered]:
     """Yield the entries of a part.
 
     Args:
@@ -115,7 +115,7 @@ def entries(part: Part, key: str | None, *, skips_invalid: bool = False) -> Iter
 # ---- parts
 
 
-def _parts(inputs: Inputs, columns: Sequence[str] | None) -> Iterator[tuple[Part, int]]:
+def _parts(inputs: Inputs, columns: Sequence[str] | None) -> Iterator[tuple[FilePart, int]]:
     for file in inputs.files:
         try:
             yield from _parts_of(file, inputs.dataset, columns)
@@ -127,39 +127,39 @@ def _parts(inputs: Inputs, columns: Sequence[str] | None) -> Iterator[tuple[Part
 
 def _parts_of(
     file: Input, dataset: Any, columns: Sequence[str] | None
-) -> Iterator[tuple[Part, int]]:
+) -> Iterator[tuple[FilePart, int]]:
     if file.compression:
         yield from _decompressed(file)
     elif file.format is Format.PARQUET:
         metadata = _parquet(file).metadata
         for group in range(metadata.num_row_groups):
-            yield Part(file, group, group + 1), metadata.row_group(group).total_byte_size
+            yield FilePart(file, group, group + 1), metadata.row_group(group).total_byte_size
     elif file.format is Format.DATASET:
         rows = dataset if columns is None else dataset.select_columns(list(columns))
         for start in range(0, rows.num_rows, DATASET_ROWS):
             stop = min(start + DATASET_ROWS, rows.num_rows)
-            yield Part(file, start, stop, rows[start:stop]), UNIT_BYTES
+            yield FilePart(file, start, stop, rows[start:stop]), UNIT_BYTES
     else:
         size = Path(file.path).stat().st_size
         step = TEXT_BYTES if file.format is Format.TEXT else UNIT_BYTES
         for start in range(0, size, step):
             stop = min(start + step, size)
-            yield Part(file, start, stop), stop - start
+            yield FilePart(file, start, stop), stop - start
 
 
-def _decompressed(file: Input) -> Iterator[tuple[Part, int]]:
+def _decompressed(file: Input) -> Iterator[tuple[FilePart, int]]:
     """Yield the lines of a compressed file by the range of bytes in which they start."""
     buffer, start, lines, border = b"", 0, 0, UNIT_BYTES
     for block in _blocks(file):
         buffer += block
         while (cut := buffer.find(b"\n", max(0, border - start - 1)) + 1) > 0:
             content, buffer = buffer[:cut], buffer[cut:]
-            yield Part(file, start, start + cut, content, lines), cut
+            yield FilePart(file, start, start + cut, content, lines), cut
             lines += content.count(b"\n")
             start += cut
             border = (start // UNIT_BYTES + 1) * UNIT_BYTES
     if buffer:
-        yield Part(file, start, start + len(buffer), buffer, lines), len(buffer)
+        yield FilePart(file, start, start + len(buffer), buffer, lines), len(buffer)
 
 
 def _blocks(file: Input) -> Iterator[bytes]:
@@ -222,7 +222,7 @@ def _library(name: str) -> Any:
 # ---- entries
 
 
-def _lines(part: Part, skips_invalid: bool) -> Iterator[Numbered]:
+def _lines(part: FilePart, skips_invalid: bool) -> Iterator[Numbered]:
     """Yield the objects of lines of JSON; empty lines are skipped."""
     start, content = _starting_in(part)
     is_known = part.content is not None or part.start == 0
@@ -233,26 +233,26 @@ def _lines(part: Part, skips_invalid: bool) -> Iterator[Numbered]:
                 entry = json.loads(line)
             except (ValueError, RecursionError) as error:  # also of a text that is not UTF-8
                 if not skips_invalid:
-                    where = Place(part.file.path, start, known).shown(part.file)
+                    where = DocumentPlace(part.file.path, start, known).shown(part.file)
                     raise ConfigError(f"{where}: not valid JSON: {error}. {_TO_SKIP}") from error
                 yield Numbered(start, None, known)
                 start += len(line)
                 continue
             if not isinstance(entry, dict):
-                where = Place(part.file.path, start, known).shown(part.file)
+                where = DocumentPlace(part.file.path, start, known).shown(part.file)
                 raise ConfigError(f"{where}: expected a JSON object, got {type(entry).__name__}.")
             yield Numbered(start, entry, known)
         start += len(line)
 
 
-def _text(part: Part, key: str) -> Iterator[Numbered]:
+def _text(part: FilePart, key: str) -> Iterator[Numbered]:
     """Yield a file, or a piece of a long one, as one entry."""
     start, content = _starting_in(part)
     if content:
         yield Numbered(start, {key: _decoded(part, start, content)})
 
 
-def _sequences(part: Part, key: str) -> Iterator[Numbered]:
+def _sequences(part: FilePart, key: str) -> Iterator[Numbered]:
     """Yield the sequences of a FASTA file whose headers start in the part, without the headers."""
     found: list[bytes] = []
     number: int | None = 0 if part.start == 0 else None
@@ -271,12 +271,12 @@ def _sequences(part: Part, key: str) -> Iterator[Numbered]:
         yield _sequence(part, number, found, key)
 
 
-def _sequence(part: Part, number: int, lines: list[bytes], key: str) -> Numbered:
+def _sequence(part: FilePart, number: int, lines: list[bytes], key: str) -> Numbered:
     content = b"".join(lines)
     return Numbered(number, {key: _decoded(part, number, content)})
 
 
-def _row_groups(part: Part) -> Iterator[Numbered]:
+def _row_groups(part: FilePart) -> Iterator[Numbered]:
     file = _parquet(part.file)
     try:
         before = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
@@ -294,7 +294,7 @@ def _rows(columns: dict[str, list[Any]], start: int) -> Iterator[Numbered]:
         yield Numbered(number, dict(zip(names, values, strict=True)))
 
 
-def _starting_in(part: Part) -> tuple[int, bytes]:
+def _starting_in(part: FilePart) -> tuple[int, bytes]:
     """Return the lines that start in a part, and the byte at which the first one does."""
     if part.content is not None:
         return part.start, part.content
@@ -314,7 +314,7 @@ def _first_line(file: BinaryIO, start: int) -> int:
     return start - 1 + len(file.readline())
 
 
-def _lines_from(part: Part) -> Iterator[tuple[int, bytes]]:
+def _lines_from(part: FilePart) -> Iterator[tuple[int, bytes]]:
     with Path(part.file.path).open("rb") as file:
         position = _first_line(file, part.start)
         for line in file:
@@ -322,7 +322,7 @@ def _lines_from(part: Part) -> Iterator[tuple[int, bytes]]:
             position += len(line)
 
 
-def _decoded(part: Part, start: int, content: bytes) -> str:
+def _decoded(part: FilePart, start: int, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig" if start == 0 else "utf-8")
     except UnicodeDecodeError as error:

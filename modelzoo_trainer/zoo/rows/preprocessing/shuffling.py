@@ -16,7 +16,7 @@ import numpy as np
 
 from modelzoo_trainer.zoo.rows.interface import Array, Rows
 from modelzoo_trainer.zoo.rows.preprocessing.output import (
-    Layout,
+    StreamLayout,
     file_name,
     missing_rows,
     naming_folder,
@@ -62,7 +62,7 @@ class BucketWriter:
         seed: Of the order.
     """
 
-    def __init__(self, folder: Path, layout: Layout, buckets: int, seed: int) -> None:
+    def __init__(self, folder: Path, layout: StreamLayout, buckets: int, seed: int) -> None:
         self._folder = folder
         self._buckets = folder / _FOLDER
         self._layout = layout

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.rows.interface import Document
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 
 _RANGE: Final = 2**64
 _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class OutputStream:
     """Rows of one length that are written to one folder."""
 
     folder: str
@@ -57,10 +57,10 @@ class Streams:
         ConfigError: If fractions or lengths are invalid.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PreprocessingSettings) -> None:
         setup, processing = settings.setup, settings.processing
         self._seed = processing.split_seed
-        self.all: list[Stream] = []
+        self.all: list[OutputStream] = []
         self._splits: _Shares | None = None
         self._contexts: list[_Shares | None] = []
         self._first: list[int] = []
@@ -93,7 +93,7 @@ class Streams:
         self._first.append(len(self.all))
         if not contexts:
             self._contexts.append(None)
-            self.all.append(Stream(name, length))
+            self.all.append(OutputStream(name, length))
             return
         expected = {"MSL_List", "split_fractions"}
         if not isinstance(contexts, Mapping) or set(contexts) != expected:
@@ -111,7 +111,7 @@ class Streams:
         self._contexts.append(_Shares.of(fractions, f"{where}.split_fractions"))
         for one, shown in zip(lengths, contexts["MSL_List"], strict=True):
             folder = f"msl_{shown}"
-            self.all.append(Stream(f"{name}/{folder}" if name else folder, one))
+            self.all.append(OutputStream(f"{name}/{folder}" if name else folder, one))
 
 
 def _fraction(value: Any, where: str) -> Fraction:

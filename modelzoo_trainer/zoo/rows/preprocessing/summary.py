@@ -11,13 +11,13 @@ from typing import Any
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.zoo.rows.hdf5_format import PARAMS, SUFFIX
 from modelzoo_trainer.zoo.rows.interface import Stats
-from modelzoo_trainer.zoo.rows.places import Place
+from modelzoo_trainer.zoo.rows.places import DocumentPlace
 from modelzoo_trainer.zoo.rows.preprocessing.journal import rows_settings
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class FolderFacts:
     """What was written to one folder."""
 
     folder: str
@@ -30,8 +30,8 @@ class Facts:
 
 
 def params_text(
-    settings: Settings,
-    facts: Facts,
+    settings: PreprocessingSettings,
+    facts: FolderFacts,
     *,
     features: Sequence[str],
     ids: dict[str, int | None],
@@ -62,7 +62,7 @@ def params_text(
     return json.dumps(content, indent=4, sort_keys=True) + "\n"
 
 
-def post_process(facts: Facts, num_inputs: int) -> dict[str, Any]:
+def post_process(facts: FolderFacts, num_inputs: int) -> dict[str, Any]:
     """Return the counts of a folder, under their published names."""
     stats = facts.stats
     rows = max(1, stats.rows)
@@ -96,7 +96,7 @@ def post_process(facts: Facts, num_inputs: int) -> dict[str, Any]:
     return counts
 
 
-def facts_of(folder: Path) -> Facts:
+def facts_of(folder: Path) -> FolderFacts:
     """Return the facts of a folder that an earlier run has completed, from its `data_params.json`.
 
     Raises:
@@ -122,7 +122,7 @@ def facts_of(folder: Path) -> Facts:
             tokens_dropped=counts["tokens_dropped"],
             loss_tokens=counts["loss_valid_tokens"],
             skipped={
-                reason: (count, Place(first[reason], 0))
+                reason: (count, DocumentPlace(first[reason], 0))
                 for reason, count in counts["skipped"].items()
             },
         )
@@ -132,7 +132,7 @@ def facts_of(folder: Path) -> Facts:
             f"setup.output_dir: {str(path)!r} cannot be read: {reason_of(error)}. Remove the "
             "folder to write it again."
         ) from error
-    return Facts(
+    return FolderFacts(
         folder=str(folder),
         length=length,
         num_files=len([*folder.glob(f"*{SUFFIX}")]),
@@ -141,7 +141,7 @@ def facts_of(folder: Path) -> Facts:
     )
 
 
-def lack_of(facts: Facts) -> str | None:
+def lack_of(facts: FolderFacts) -> str | None:
     """Return a warning if a folder has no rows, so that no data processor reads it."""
     stats = facts.stats
     if stats.rows:
@@ -159,12 +159,12 @@ def lack_of(facts: Facts) -> str | None:
     )
 
 
-def report(facts: Sequence[Facts]) -> str:
+def report(facts: Sequence[FolderFacts]) -> str:
     """Return the report of a run: a block of lines for each folder."""
     return "\n".join(line for one in facts for line in _lines(one))
 
 
-def _lines(facts: Facts) -> list[str]:
+def _lines(facts: FolderFacts) -> list[str]:
     stats = facts.stats
     total = stats.tokens + stats.padding
     lines = [

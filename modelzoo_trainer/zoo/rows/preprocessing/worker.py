@@ -30,9 +30,9 @@ from modelzoo_trainer.zoo.rows.interface import (
 from modelzoo_trainer.zoo.rows.preprocessing.choice import mode_of
 from modelzoo_trainer.zoo.rows.preprocessing.hooks import ReadHook, ReadHookError, find_hook
 from modelzoo_trainer.zoo.rows.preprocessing.normalization import make_normalization
-from modelzoo_trainer.zoo.rows.preprocessing.readers import Part, Unit, entries
+from modelzoo_trainer.zoo.rows.preprocessing.readers import FilePart, Unit, entries
 from modelzoo_trainer.zoo.rows.preprocessing.streams import Streams
-from modelzoo_trainer.zoo.rows.sections import Settings
+from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
 from modelzoo_trainer.zoo.rows.tokenizers import tokenizer_of
 
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -54,7 +54,7 @@ class UnitWork:
         ConfigError: If the settings are invalid.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PreprocessingSettings) -> None:
         processing = settings.processing
         self.hook = hook_of(settings)
         self.tokenizer = tokenizer_of(settings)
@@ -103,7 +103,7 @@ class UnitWork:
                 error.add_note(f"in one of the documents from {first} to {last}")
             raise
 
-    def _documents(self, parts: Iterable[Part]) -> Iterable[tuple[Document, bool]]:
+    def _documents(self, parts: Iterable[FilePart]) -> Iterable[tuple[Document, bool]]:
         for part in parts:
             file = part.file
             for one in entries(part, self._key, skips_invalid=self._skips_invalid):
@@ -149,7 +149,7 @@ class UnitWork:
         return {name: text}
 
 
-def hook_of(settings: Settings) -> ReadHook:
+def hook_of(settings: PreprocessingSettings) -> ReadHook:
     """Return the read hook of the settings.
 
     Raises:
@@ -173,7 +173,7 @@ def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def serve(connection: Connection, settings: Settings) -> None:
+def serve(connection: Connection, settings: PreprocessingSettings) -> None:
     """Process units from a connection until it ends: the main function of a worker process.
 
     A thread receives them, so that the process exits as soon as the main process is gone, and the
@@ -188,13 +188,13 @@ def serve(connection: Connection, settings: Settings) -> None:
     while (unit := tasks.get()) is not None:
         try:
             work = work or UnitWork(settings)
-            answer: Result | Failure = work(unit)
+            answer: Result | WorkerFailure = work(unit)
         except Exception as error:  # noqa: BLE001  # of a user's code; the main process raises it
-            answer = Failure.of(error)
+            answer = WorkerFailure.of(error)
         connection.send(answer)
 
 
-class Failure(NamedTuple):
+class WorkerFailure(NamedTuple):
     """An exception of a worker, which the main process raises."""
 
     kind: type[Exception] | None
@@ -205,7 +205,7 @@ class Failure(NamedTuple):
     """Of the user's code; "" if the message says all."""
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: Exception) -> WorkerFailure:
         """Return what the main process logs and raises."""
         notes = tuple(getattr(error, "__notes__", ()))
         if isinstance(error, ConfigError):

@@ -7,7 +7,7 @@ import pytest
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.rows.preprocessing.hooks import find_hook
-from modelzoo_trainer.zoo.rows.turns import Region, Turn, turns_of
+from modelzoo_trainer.zoo.rows.turns import Turn, TurnRegion, turns_of
 
 PUBLISHED = "cerebras.modelzoo.data_preparation.data_preprocessing.hooks:"
 CHAT = {
@@ -186,7 +186,7 @@ def test_weights_and_drops_belong_to_their_regions():
         "semantic_drop_mask": [False, True],
         "semantic_attention_mask": [1, 1],
     }
-    regions = (Region("text", "a", 1.0, False), Region("code", (1, 2), 0.0, True))
+    regions = (TurnRegion("text", "a", 1.0, False), TurnRegion("code", (1, 2), 0.0, True))
     assert turns_of([returned], "here") == (Turn("user", regions),)
 
 

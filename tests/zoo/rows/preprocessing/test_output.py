@@ -35,7 +35,7 @@ def test_a_full_disk_is_named_in_one_line_and_the_file_does_not_count(tmp_path, 
 
 
 def test_a_full_disk_is_named_while_rows_are_shuffled(tmp_path):
-    layout = output.Layout(
+    layout = output.StreamLayout(
         features=("input_ids",) * 3, dtype="int32", inverts_mask=False, bytes_per_file=100
     )
     writer = BucketWriter(tmp_path, layout, 1, 0)

@@ -25,16 +25,16 @@ from modelzoo_trainer.zoo.models.vision.dino.losses import CenteredLoss, Distill
 from modelzoo_trainer.zoo.models.vision.dino.plan import (
     DINO_LOSS,
     PATCH_LOSS,
+    ModelPart,
     Pair,
-    Part,
     read_plan,
 )
 from modelzoo_trainer.zoo.models.vision.dino.references import (
     HEADS,
     LOSSES,
     TRUNKS,
+    BatchEntry,
     Call,
-    Key,
     Module,
 )
 from modelzoo_trainer.zoo.models.vision.dino.teacher import (
@@ -71,7 +71,7 @@ def published_name(name: str) -> str | None:
     return None if inner is None else f"model.{found[1]}{inner.removeprefix('model.vit_model.')}"
 
 
-class Parts(nn.Module):
+class NumberedParts(nn.Module):
     """Trunks, heads or losses, by number; it has no forward pass."""
 
     def __init__(self, parts: list[Any]) -> None:
@@ -136,9 +136,11 @@ class Dino(nn.Module):
         self._plan = read_plan(image_model_trunks, heads, losses, copy_init_weights, ema)
         check_patterns(freeze or ())
         plan = self._plan
-        self.image_model_trunks = Parts([MultiImageViT(one.settings) for one in plan.trunks])
-        self.heads = Parts([DinoHead(one.settings) for one in plan.heads])
-        self.losses = Parts([_LOSSES[one.name](one.settings) for one in plan.losses])
+        self.image_model_trunks = NumberedParts(
+            [MultiImageViT(one.settings) for one in plan.trunks]
+        )
+        self.heads = NumberedParts([DinoHead(one.settings) for one in plan.heads])
+        self.losses = NumberedParts([_LOSSES[one.name](one.settings) for one in plan.losses])
         self.register_buffer("ema_step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("num_seen", torch.zeros(()), persistent=False)
         self._names = _names_of_losses(plan.losses)
@@ -418,8 +420,8 @@ class Dino(nn.Module):
 
     def _call(
         self,
-        parts: Sequence[Part],
-        modules: Parts,
+        parts: Sequence[ModelPart],
+        modules: NumberedParts,
         entries: Mapping[str, Tensor],
         earlier: Mapping[str, list[list[Any]]],
     ) -> list[list[Any]]:
@@ -447,7 +449,7 @@ def _arguments(
 ) -> list[Any]:
     found: list[Any] = []
     for one in call:
-        if one is None or isinstance(one, Key):
+        if one is None or isinstance(one, BatchEntry):
             found.append(None if one is None else entries[one.name])
             continue
         output = earlier[one.kind][one.part][one.call]
@@ -455,7 +457,7 @@ def _arguments(
     return found
 
 
-def _names_of_losses(parts: Sequence[Part]) -> list[str]:
+def _names_of_losses(parts: Sequence[ModelPart]) -> list[str]:
     """Return the names of losses in the output: of their class, with a number if it repeats."""
     found: list[str] = []
     for part in parts:

@@ -15,8 +15,8 @@ from modelzoo_trainer.zoo.models.vision.dino.references import (
     HEADS,
     LOSSES,
     TRUNKS,
+    BatchEntry,
     Call,
-    Key,
     Module,
     Output,
     read_calls,
@@ -84,7 +84,7 @@ class _CopySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ModelPart:
     """A trunk, a head or a loss.
 
     Args:
@@ -112,12 +112,12 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DinoPlan:
     """Settings of a model of several parts."""
 
-    trunks: Sequence[Part]
-    heads: Sequence[Part]
-    losses: Sequence[Part]
+    trunks: Sequence[ModelPart]
+    heads: Sequence[ModelPart]
+    losses: Sequence[ModelPart]
     copies: Sequence[Pair]
     averages: Sequence[Pair]
 
@@ -126,19 +126,19 @@ class Plan:
         """The entries of a batch that the model reads."""
         parts = [*self.trunks, *self.heads, *self.losses]
         arguments = [one for part in parts for call in part.calls for one in call]
-        return list(dict.fromkeys(one.name for one in arguments if isinstance(one, Key)))
+        return list(dict.fromkeys(one.name for one in arguments if isinstance(one, BatchEntry)))
 
 
 def read_plan(
     trunks: object, heads: object, losses: object, copies: object, averages: object
-) -> Plan:
+) -> DinoPlan:
     """Return the settings of a model.
 
     Raises:
         ConfigError: If one is invalid, or they do not fit each other.
     """
     earlier: dict[str, list[list[int]]] = {}
-    lists: dict[str, list[Part]] = {}
+    lists: dict[str, list[ModelPart]] = {}
     for kind, given in ((TRUNKS, trunks), (HEADS, heads), (LOSSES, losses)):
         if not isinstance(given, list) or not given:
             raise ConfigError(f"{kind}: expected a list with at least one part, got {given!r}.")
@@ -148,7 +148,7 @@ def read_plan(
         num = _NUM_OUTPUTS[kind]
         earlier[kind] = [[num] * len(part.calls) for part in lists[kind]]
     sizes = {kind: len(parts) for kind, parts in lists.items()}
-    plan = Plan(
+    plan = DinoPlan(
         trunks=lists[TRUNKS],
         heads=lists[HEADS],
         losses=lists[LOSSES],
@@ -161,7 +161,7 @@ def read_plan(
     return plan
 
 
-def _part(kind: str, given: object, where: str, earlier: Mapping[str, Any]) -> Part:
+def _part(kind: str, given: object, where: str, earlier: Mapping[str, Any]) -> ModelPart:
     found = made(_PartSettings, given, where)
     _check_keys(kind, given, where)
     inside = f"{where}.{_INNER[kind]}"
@@ -174,7 +174,7 @@ def _part(kind: str, given: object, where: str, earlier: Mapping[str, Any]) -> P
             f"Supported: {', '.join(known)}."
         )
     calls = read_calls(found.forward_args, f"{where}.forward_args", earlier)
-    part = Part(
+    part = ModelPart(
         name=name,
         settings=made(known[name], settings, inside),
         calls=calls,
@@ -201,7 +201,7 @@ def _check_keys(kind: str, given: Any, where: str) -> None:
         raise ConfigError(f"{where}.loss_weight: only a loss has a weight. Remove it.")
 
 
-def _check_masks(part: Part, where: str, inside: str) -> None:
+def _check_masks(part: ModelPart, where: str, inside: str) -> None:
     if not part.settings.use_masked_patches:
         raise ConfigError(
             f"{where} masks patches, but {inside}.use_masked_patches is false. Set it to true."
@@ -221,7 +221,7 @@ def _check_call(name: str, call: Call, where: str) -> None:
         raise ConfigError(f"{where}: an argument of {name} is null. Give it an output.")
     for place, one in enumerate(call):
         is_of_batch = place in _KEYS.get(name, ())
-        if one is not None and isinstance(one, Key) != is_of_batch:
+        if one is not None and isinstance(one, BatchEntry) != is_of_batch:
             expected = "an entry of the batch" if is_of_batch else "an output of a trunk or a head"
             raise ConfigError(
                 f"{where}[{place}]: {name} expects {expected} here, got {_text_of(one)}. Check the "
@@ -229,8 +229,8 @@ def _check_call(name: str, call: Call, where: str) -> None:
             )
 
 
-def _text_of(one: Key | Output) -> str:
-    if isinstance(one, Key):
+def _text_of(one: BatchEntry | Output) -> str:
+    if isinstance(one, BatchEntry):
         return f"{BATCH}.output({one.name!r})"
     return f"{one.kind}.output({one.part}, {one.call}, {one.number})"
 
@@ -271,7 +271,7 @@ def _pair(given: _CopySettings | _AverageSettings, where: str, sizes: Mapping[st
     return Pair(source, target)
 
 
-def _check_widths(plan: Plan) -> None:
+def _check_widths(plan: DinoPlan) -> None:
     """Check that parts have the widths of what they get."""
     widths = {
         TRUNKS: [part.settings.hidden_size for part in plan.trunks],
@@ -289,7 +289,7 @@ def _check_widths(plan: Plan) -> None:
                     )
 
 
-def _check_teachers(plan: Plan) -> None:
+def _check_teachers(plan: DinoPlan) -> None:
     """Check that losses get the scores of a teacher where they expect them."""
     parts = {TRUNKS: plan.trunks, HEADS: plan.heads}
     for number, part in enumerate(plan.losses):
@@ -303,7 +303,7 @@ def _check_teachers(plan: Plan) -> None:
             )
 
 
-def _check_pairs(plan: Plan) -> None:
+def _check_pairs(plan: DinoPlan) -> None:
     """Check that pairs have the same parameters, as far as settings say."""
     parts = {TRUNKS: plan.trunks, HEADS: plan.heads}
     for name, pairs in (("copy_init_weights", plan.copies), ("ema", plan.averages)):

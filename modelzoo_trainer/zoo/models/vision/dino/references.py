@@ -25,7 +25,7 @@ _MODEL: Final = re.compile(rf"\s*({TRUNKS}|{HEADS})\.model\(\s*(\d+)\s*\)\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class BatchEntry:
     """An entry of the batch."""
 
     name: str
@@ -52,7 +52,7 @@ class Module:
         return f"{self.kind}.model({self.part})"
 
 
-Argument = Key | Output | None
+Argument = BatchEntry | Output | None
 Call = tuple[Argument, ...]
 
 
@@ -90,7 +90,7 @@ def _argument(
         return None
     text = given if isinstance(given, str) else ""
     if found := _KEY.fullmatch(text):
-        return Key(found[2])
+        return BatchEntry(found[2])
     found = _OUTPUT.fullmatch(text)
     if found is None:
         raise ConfigError(
