@@ -199,7 +199,7 @@ def main() -> None:
             print(f"  {number:2d} {name:16s} {len(lines):3d} files  {sum(lines):6d} lines")
     engine = sum(sum(lines) for name, lines in found.items() if name in ENGINE)
     total = sum(map(sum, found.values()))
-    print(f"  engine, from loggers down to base: {engine} lines; all: {total} lines")
+    print(f"  engine, from callbacks down to base: {engine} lines; all: {total} lines")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ _HOMES: Final = {
     "core.parts.summaries": ("summarize_scalar", "summarize_tensor"),
     "trainer": ("Trainer",),
 }
-_PACKAGES = tuple(f"modelzoo_trainer.{name}" for name in ("callbacks", "loggers", "optim"))
+_PACKAGES: Final = ("callbacks", "loggers", "optim")
 
 __all__ = [
     "HOOKS",
@@ -124,11 +124,13 @@ __all__ = [
 ]
 
 find_moved_modules()
-_find = lazy_exports(__name__, _HOMES)
+_find, __dir__ = lazy_exports(__name__, _HOMES)
 
 if not TYPE_CHECKING:  # else a checker would accept any name
 
     def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return import_module(f"modelzoo_trainer.{name}")
         try:
             return _find(name)
         except AttributeError as error:
@@ -140,7 +142,7 @@ if not TYPE_CHECKING:  # else a checker would accept any name
 
 def _advice(name: str) -> str:
     """Return where a class is, or what to use instead of one of another trainer; "" = unknown."""
-    for package in _PACKAGES:
+    for package in (f"modelzoo_trainer.{inside}" for inside in _PACKAGES):
         if name in getattr(import_module(package), "__all__", ()):
             return f"Write: from {package} import {name}"
     foreign = import_module("modelzoo_trainer.base.foreign_names")

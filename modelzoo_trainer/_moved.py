@@ -1,4 +1,7 @@
-"""Modules under their former paths, until 1.0: the same objects, with a DeprecationWarning."""
+"""Modules under their former paths, until 1.0: the same objects, with a DeprecationWarning.
+
+Little is imported here: this is a part of every program that imports the package.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +9,74 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec, spec_from_file_location, spec_from_loader
-from types import MappingProxyType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, Final
 
-from typing_extensions import override
-
 _PACKAGE: Final = "modelzoo_trainer."
+_INTO: Final = MappingProxyType(
+    {
+        "base": """
+            annotations config.secret_forms config.secrets constraints constructor_arguments
+            devices dtypes exit_codes foreign_names metric_direction nested_settings
+            regular_files shown_path sibling stderr user_modules versions
+        """,
+        "callbacks.parts": """
+            callbacks.activation_hooks callbacks.metric_watch callbacks.side_checkpoints
+            callbacks.tensor_listeners
+        """,
+        "checkpointing": "stores",
+        "core.parts": """
+            closures core.checkpoint_writer core.manual_steps core.memory_snapshots
+            core.model_call core.named_checkpoints core.optimizer_facts core.optimizer_state
+            core.prediction_store core.run_log core.scheduler_settings core.states
+            core.step_check core.trainer_arguments core.unlogged_metrics data.model_length
+            models.shared_weights models.structure optim.run_hints predictions results
+            results_log run_context summaries watchdog watched_metrics
+        """,
+        "hooks": "advice interceptors loggers.logger plugins",
+        "loading": "data.batches data.sharded_stream data.stream",
+        "loggers": "console",
+        "optim": "sparsity",
+        "tools": "callbacks.notification planning report supervisor",
+        "tools.checkpoints": """
+            checkpointing.compare checkpointing.overview checkpointing.store_arguments
+        """,
+        "tools.launch": "callbacks.ray_train_report",
+        "zoo": "conversion data evaluation hugging_face models",
+        "zoo.callbacks": """
+            callbacks.compute_norm_gns callbacks.csx_noops callbacks.eleuther_eval_harness
+            callbacks.expert_load callbacks.flags callbacks.generate_text
+            callbacks.hugging_face_checkpoint callbacks.lora callbacks.model_zoo_params_metadata
+            callbacks.move_modules callbacks.per_example_norms csx_flags models.sync_batch_norm
+        """,
+        "zoo.conversion": "checkpointing.lazy_checkpoint checkpointing.weights_folder",
+        "zoo.rows": "hdf5_format preprocessing",
+    }
+)
+"""Packages, and what has moved into them from other paths."""
+_RENAMED: Final = MappingProxyType(
+    {
+        "callback_list": "hooks.order",
+        "callbacks.report": "tools.report.callback",
+        "checkpointing.commands": "cli.checkpoints",
+        "config.foreign": "tools.foreign_configs",
+        "config.report": "config.printout",
+        "launch": "cli.ray_worker",
+        "metrics": "core.logging",
+        "preprocessing.command": "cli.preprocessing",
+        "preprocessing.settings": "config.preprocessing",
+        "token_rows": "zoo.rows",
+    }
+)
 MOVED: Final = MappingProxyType(
     {
-        "advice": "hooks.advice",
-        "closures": "core.parts.closures",
-        "console": "loggers.console",
-        "constraints": "base.constraints",
-        "conversion": "zoo.conversion",
-        "data": "zoo.data",
-        "data.batches": "loading.batches",
-        "data.sharded_stream": "loading.sharded_stream",
-        "data.stream": "loading.stream",
-        "evaluation": "zoo.evaluation",
-        "hdf5_format": "zoo.rows.hdf5_format",
-        "hugging_face": "zoo.hugging_face",
-        "interceptors": "hooks.interceptors",
-        "launch": "cli.ray_worker",
-        "loggers.logger": "hooks.logger",
-        "models": "zoo.models",
-        "models.shared_weights": "core.parts.shared_weights",
-        "models.sync_batch_norm": "zoo.callbacks.sync_batch_norm",
-        "planning": "tools.planning",
-        "plugins": "hooks.plugins",
-        "predictions": "core.parts.predictions",
-        "preprocessing": "zoo.rows.preprocessing",
-        "report": "tools.report",
-        "sparsity": "optim.sparsity",
-        "stores": "checkpointing.stores",
-        "summaries": "core.parts.summaries",
-        "supervisor": "tools.supervisor",
-        "token_rows": "zoo.rows",
+        **{
+            old: f"{package}.{old.rpartition('.')[2]}"
+            for package, names in _INTO.items()
+            for old in names.split()
+        },
+        **_RENAMED,
     }
 )
 """Former paths of modules, and of packages with all that is in them, to the present ones."""
@@ -64,17 +96,14 @@ def present_path(path: str) -> str | None:
     return None
 
 
-class MovedModules(MetaPathFinder, Loader):
-    """Finds modules under their former paths."""
+class MovedModules:
+    """Finds and loads modules under their former paths."""
 
-    @override
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith(_PACKAGE):
-            return None
-        new = present_path(fullname.removeprefix(_PACKAGE))
-        found = None if new is None else find_spec(_PACKAGE + new)
+        """Return how to load a module that has moved, with a warning; None = it has not."""
+        found = _present_spec(fullname)
         if found is None:
             return None
         warnings.warn(
@@ -83,20 +112,44 @@ class MovedModules(MetaPathFinder, Loader):
             stacklevel=2,
         )
         if fullname.endswith(".__main__"):  # a program, run under its own name
-            return spec_from_file_location(fullname, found.origin)
-        return spec_from_loader(fullname, self, is_package=bool(found.submodule_search_locations))
+            return _spec_of_file(fullname, found)
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(fullname, self, is_package=is_package)
 
-    @override
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module under its present path."""
         module = import_module(_PACKAGE + str(present_path(spec.name.removeprefix(_PACKAGE))))
         spec.loader_state = module.__spec__
         return module
 
-    @override
     def exec_module(self, module: ModuleType) -> None:
         """Undo what the import has changed in the module, which was executed when it was made."""
         spec: Any = module.__spec__
         module.__spec__ = spec.loader_state
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code of a module that `python -m` runs."""
+        found: Any = _present_spec(fullname)
+        code: CodeType | None = found.loader.get_code(found.name)
+        return code
+
+
+def _present_spec(fullname: str) -> ModuleSpec | None:
+    """Return the spec of a module that has moved, under its present path."""
+    if not fullname.startswith(_PACKAGE):
+        return None
+    new = present_path(fullname.removeprefix(_PACKAGE))
+    if new is None:
+        return None
+    from importlib.util import find_spec
+
+    return find_spec(_PACKAGE + new)
+
+
+def _spec_of_file(name: str, found: ModuleSpec) -> ModuleSpec | None:
+    from importlib.util import spec_from_file_location
+
+    return spec_from_file_location(name, found.origin)
 
 
 def find_moved_modules() -> None:

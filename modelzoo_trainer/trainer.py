@@ -977,11 +977,6 @@ class Trainer(NotCopied, InterceptableMethods):
         return self.logging.name_scope_path
 
     @property
-    def metric_log(self) -> Logging:
-        """Alias of `logging`."""
-        return self.logging
-
-    @property
     def is_delivering(self) -> bool:
         """Whether deferred reads are being delivered; `global_step` is then the step of these."""
         return self.logging.is_delivering

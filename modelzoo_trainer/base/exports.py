@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_exports(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
-    """Return a function that can be a package's `__getattr__`.
+def lazy_exports(
+    package: str, homes: Mapping[str, Iterable[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return functions that can be a package's `__getattr__` and `__dir__`.
 
     Args:
         package: The name of the package.
@@ -24,7 +26,7 @@ def lazy_exports(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[
         setattr(sys.modules[package], name, value)
         return value
 
-    return find
+    return find, lambda: sorted({*home_of, *vars(sys.modules[package])})
 
 
 def load(path: str) -> Any:

@@ -228,7 +228,7 @@ def default_callbacks() -> "list[Callback]":
     ]
 
 
-_find = lazy_exports(__name__, _HOMES)
+_find, __dir__ = lazy_exports(__name__, _HOMES)
 
 if not TYPE_CHECKING:  # else a checker would accept any name
 
@@ -237,7 +237,3 @@ if not TYPE_CHECKING:  # else a checker would accept any name
             missing = f"module {__name__!r} has no attribute {name!r}"
             raise ImportError(f"{missing}. {_advice_for(_FOREIGN, name)}")
         return _find(name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

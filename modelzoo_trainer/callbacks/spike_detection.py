@@ -79,9 +79,13 @@ class SpikeDetection(StepLosses):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.handles_bad_losses = self.finite_only
         self._loss: Tensor | None = None
         self._reset()
+
+    @property
+    def handles_bad_losses(self) -> bool:  # type: ignore[override]  # an argument decides
+        """Whether the callback replaces the default `CheckLoss`."""
+        return self.finite_only
 
     def _reset(self) -> None:
         self._good: deque[float] = deque(maxlen=self.window)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 from torch import Tensor, nn
 
+from modelzoo_trainer.base.exports import load
 from modelzoo_trainer.checkpointing.lazy_tensors import lazy_state
 from modelzoo_trainer.checkpointing.lazy_weights import is_checkpoint, open_weights
 from modelzoo_trainer.checkpointing.weights import holds_weights
@@ -48,14 +48,8 @@ def read_weights_for(model: nn.Module, path: Path) -> dict[str, Tensor] | None:
     if not path.exists() or (path.is_dir() and is_checkpoint(path)):
         return None
     for reader in reversed(_readers.values()):
-        found = _function(reader)(model, path)
+        read: WeightsReader = load(reader) if isinstance(reader, str) else reader
+        found = read(model, path)
         if found is not None:
             return dict(found)
     return lazy_state(open_weights(path)) if holds_weights(path) else None
-
-
-def _function(reader: WeightsReader | str) -> WeightsReader:
-    if not isinstance(reader, str):
-        return reader
-    module, _, name = reader.partition(":")
-    return cast(WeightsReader, getattr(import_module(module), name))

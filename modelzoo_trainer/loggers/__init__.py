@@ -52,8 +52,4 @@ def default_loggers() -> "list[Logger]":
 
 
 if not TYPE_CHECKING:  # else a checker would accept any name
-    __getattr__ = lazy_exports(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

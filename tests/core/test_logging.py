@@ -403,8 +403,3 @@ def test_loggers_that_are_equal_are_two(trainer_of) -> None:
     first, second = Equal(), Equal()
     trainer_of(first, loggers=[second, first], logging=Logging()).fit(tiny_batches(2))
     assert first.steps == second.steps == [1, 2]
-
-
-def test_metric_log_is_another_name_of_logging(trainer_of) -> None:
-    trainer = trainer_of()
-    assert trainer.metric_log is trainer.logging

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +18,7 @@ PACKAGES = ("backends", "modelzoo_trainer")
 # A function goes where its noun lives.
 NO_NOUN = {"common", "helper", "helpers", "misc", "shared", "util", "utils"}
 MOST_ENTRIES = 16
+LAZY = ["modelzoo_trainer", *(f"modelzoo_trainer.{n}" for n in ("callbacks", "loggers", "core"))]
 
 
 def folders_of(package: Path) -> list[Path]:
@@ -60,6 +65,65 @@ def test_every_room_has_a_floor(root: Path) -> None:
     names = [name.strip() for layer in layers for name in re.split(r"[:|]", layer)]
     assert len(names) == len(set(names))
     assert set(names) - {"__main__"} == {name.removesuffix(".py") for name in entries(root)}
+
+
+NAMED_UPWARD = {
+    ("callbacks", "zoo"): "callbacks for kinds of models, in the registry of all",
+    ("callbacks", "tools"): "callbacks that report a run, in the registry of all",
+    ("checkpointing.weight_readers", "zoo"): "the reader of weights of Hugging Face",
+    ("hooks.order", "callbacks"): "the default CheckLoss, and the limit of the environment",
+    ("hooks.order", "loggers"): "the default ProgressLogger",
+}
+"""What names a room above its own as text, or imports it by a lazy name: module, room, reason."""
+
+
+def floor_of(root: Path) -> dict[str, int]:
+    tools = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    layers = tools["importlinter"]["contracts"][0]["layers"]
+    return {
+        name.strip(): -number
+        for number, layer in enumerate(layers)
+        for name in re.split(r"[:|]", layer)
+    }
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module without blocks for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from runtime_nodes(node)
+
+
+def rooms_named(tree: ast.AST) -> set[str]:
+    """Return the rooms whose modules are named as text, or imported by a lazy name."""
+    found = set()
+    for node in runtime_nodes(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {*re.findall(r"^modelzoo_trainer\.([a-z_]+)\.[a-z_.]+(?::\w+)?$", node.value)}
+        elif isinstance(node, ast.ImportFrom) and node.module in LAZY:
+            homes = importlib.import_module(node.module)._HOMES
+            names = {alias.name for alias in node.names}
+            found |= {home.partition(".")[0] for home, own in homes.items() if names & {*own}}
+    return found
+
+
+def test_rooms_above_are_named_for_a_reason_only(root: Path, sources: list[Any]) -> None:
+    """The contract sees no import by a dotted text, nor by a name of a lazy package."""
+    floors = floor_of(root)
+    found = set()
+    for source in sources:
+        package, _, module = source.module.partition(".")
+        room = module.partition(".")[0]
+        if package != "modelzoo_trainer" or room in ("", "_moved"):
+            continue
+        named = rooms_named(source.tree)
+        if source.name.endswith("__init__.py"):
+            homes = getattr(importlib.import_module(source.module), "_HOMES", ())
+            named |= {home.partition(".")[0] for home in homes}
+        above = {one for one in named & floors.keys() if floors[one] > floors[room]}
+        found |= {(module, one) for one in above}
+    assert found == NAMED_UPWARD.keys()
 
 
 def test_the_package_has_few_entries(root: Path) -> None:

@@ -1,10 +1,10 @@
 """Shipped data processors by class name; imported only when used."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final
 
+from modelzoo_trainer.base.exports import load
 from modelzoo_trainer.errors import ConfigError, suggest
 
 _SEQ2SEQ: Final = "modelzoo_trainer.zoo.data.seq2seq.processors"
@@ -71,5 +71,5 @@ def processor_class(name: str) -> type[Any]:
             f"Shipped: {', '.join(sorted(PROCESSORS))}. "
             "For a custom class, give its dotted path: 'mypackage.mymodule.MyProcessor'."
         )
-    module, _, attribute = place.partition(":")
-    return cast(type[Any], getattr(import_module(module), attribute))
+    found: type[Any] = load(place)
+    return found

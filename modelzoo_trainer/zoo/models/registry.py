@@ -1,12 +1,12 @@
 """Shipped models by their names in a configuration; imported only when used."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Final
 
 from torch import nn
 
+from modelzoo_trainer.base.exports import load
 from modelzoo_trainer.errors import ConfigError, suggest
 
 _DINO: Final = "modelzoo_trainer.zoo.models.vision.dino.model:Dino"
@@ -70,5 +70,5 @@ def model_class(name: str) -> type[nn.Module]:
             f"Shipped: {', '.join(sorted(MODELS))}. "
             "For a custom class, give its dotted path: 'mypackage.mymodule.MyModel'."
         )
-    module, _, attribute = place.partition(":")
-    return cast(type[nn.Module], getattr(import_module(module), attribute))
+    found: type[nn.Module] = load(place)
+    return found

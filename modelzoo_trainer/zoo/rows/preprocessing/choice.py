@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final
 
+from modelzoo_trainer.base.exports import load
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.rows.interface import Mode
 from modelzoo_trainer.zoo.rows.sections import PreprocessingSettings
@@ -49,8 +50,7 @@ def mode_of(settings: PreprocessingSettings) -> type[Mode]:
 
 
 def _class(path: str) -> type[Mode]:
-    module, _, name = path.partition(":")
-    found: type[Mode] = getattr(import_module(module), name)
+    found: type[Mode] = load(path)
     return found
 
 
