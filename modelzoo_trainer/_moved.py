@@ -113,8 +113,9 @@ class MovedModules:
         )
         if fullname.endswith(".__main__"):  # a program, run under its own name
             return _spec_of_file(fullname, found)
+        loader: Any = self  # without the base class, whose module imports much
         is_package = found.submodule_search_locations is not None
-        return ModuleSpec(fullname, self, is_package=is_package)
+        return ModuleSpec(fullname, loader, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module under its present path."""
