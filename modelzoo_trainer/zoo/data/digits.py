@@ -69,7 +69,6 @@ class DigitsProcessor(LoadingArguments, DataProcessor):
 
     @override
     def missing(self) -> list[str]:
-        self.loading_options()
         return [] if find_spec("sklearn") is not None else [_NEEDS]
 
 

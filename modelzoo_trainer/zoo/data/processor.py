@@ -233,10 +233,14 @@ class DataProcessor(Interceptable):
         known: Any = cls
         vars(unopened).update({one.name: one.default for one in fields(known) if one.init})
         vars(unopened).update(arguments)
+        if isinstance(unopened, LoadingArguments):
+            unopened.loading_options()
         return unopened.missing()
 
     def missing(self) -> list[str]:
         """Check the arguments without reading data; return what is missing on this machine.
+
+        Batch sizes are checked before, and the types of all arguments.
 
         Raises:
             ConfigError: If an argument is invalid, or arguments exclude each other.

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import torch
 from annotated_types import Ge
 from torch import Generator, Tensor
-from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import Size, checked_dataclass
 from modelzoo_trainer.hooks.interceptors import event
@@ -71,11 +70,6 @@ class SyntheticProcessor(LoadingArguments, DataProcessor):
     def process(self, rows: Rows) -> BatchDataset:
         """Return the dataset of these samples."""
         return TensorRows(rows)
-
-    @override
-    def missing(self) -> list[str]:
-        self.loading_options()
-        return []
 
 
 def _points(

@@ -107,7 +107,6 @@ class TextFileProcessor(LoadingArguments, DataProcessor):
 
     @override
     def missing(self) -> list[str]:
-        self.loading_options()
         lacks, path = missing_places(self.data_dir), self.tokenizer_file_path
         if path is None:
             make_tokenization(None, self.eos_token)

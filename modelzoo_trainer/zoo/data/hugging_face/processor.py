@@ -288,7 +288,6 @@ class HuggingFaceDataProcessor(LoadingArguments, DataProcessor):
         """
         given, defaults = self._arguments()
         check_use(given, defaults)
-        self.loading_options()
         lacks = source_of(given).check()
         name = self.tokenizer
         if self.task == "features" or name is None:
