@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from modelzoo_trainer.cli.signals import Phase, StopRequests
+from modelzoo_trainer.cli.signals import ProcessPhase, StopRequests
 
 class Swallow:
     def __del__(self):  # as a library in native code that drops what is raised in it

@@ -109,10 +109,10 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from modelzoo_trainer.core.parts import watchdog
-from modelzoo_trainer.core.parts.watchdog import Position, Watchdog
+from modelzoo_trainer.core.parts.watchdog import RunPosition, Watchdog
 
 watchdog._LAST_RESORT_S = {last_resort_s}
-one = Watchdog(lambda: Position(0, 0, True), {stacks}, hang_timeout=0.1, on_hang={on_hang})
+one = Watchdog(lambda: RunPosition(0, 0, True), {stacks}, hang_timeout=0.1, on_hang={on_hang})
 one.start()
 time.sleep(300)
 """

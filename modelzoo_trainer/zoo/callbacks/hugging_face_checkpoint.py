@@ -7,7 +7,7 @@ import re
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from torch.nn import Module
 from typing_extensions import override
@@ -121,6 +121,7 @@ class HuggingFaceCheckpoint(Callback):
         if family is not None and family not in known:
             raise ConfigError(f"{_OWNER}.family: {family!r} is unknown. {suggest(family, known)}")
         self._dtype = None if self.dtype is None else torch_dtype(self.dtype)
+        self.dtype = cast(Any, self._dtype)  # the type, whatever it was written as
         self.shard_bytes = _bytes_of(self.shard_size)
         self._files = TokenizerFiles()
         self._theirs: TheirModel | None = None

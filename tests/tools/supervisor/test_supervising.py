@@ -312,10 +312,10 @@ PROGRAM = """\
 import json, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from modelzoo_trainer.tools.supervisor.settings import Settings
+from modelzoo_trainer.tools.supervisor.settings import SupervisorSettings
 from modelzoo_trainer.tools.supervisor.supervising import supervise
 plan = json.dumps([["tell:ready", "sleep:300"]])
-settings = Settings(model_dir=Path("run"), max_num_restarts=1)
+settings = SupervisorSettings(model_dir=Path("run"), max_num_restarts=1)
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 supervise([sys.executable, {child!r}, plan], [settings], print)
 """
