@@ -10,6 +10,7 @@ from modelzoo_trainer.base.secrets import HIDDEN, hiding, stands_for_secret, wit
 from modelzoo_trainer.checkpointing.stores.urls import is_url, parse_url
 from modelzoo_trainer.config.components import Component, check_keys, check_list, check_plain
 from modelzoo_trainer.config.device import check_device
+from modelzoo_trainer.config.former_paths import note_former_paths
 from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
 from modelzoo_trainer.config.loader import read_file, to_yaml
 from modelzoo_trainer.config.model_zoo_root import with_advice, with_root
@@ -140,6 +141,7 @@ class _Checking:
             if place is not None and not is_null(place.node):
                 init, defaults = self._init(place)
             calls = {key: self._section(key) for key in TRAINER_KEYS[1:]}
+        note_former_paths(self._place, self._problems)
         if self._mode is None:
             what = f"has none of {', '.join(METHODS)}: there is nothing to run."
             self._problems.note(self._place.key_at, self._place.path, what)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.config.arguments import check_value, schema_of
+from modelzoo_trainer.config.former_paths import note_former_paths
 from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import Mapping, Node, Place, Problems, is_null, to_plain
 from modelzoo_trainer.errors import suggest
@@ -57,6 +58,7 @@ def _settings(node: Node, source: str) -> tuple[PreprocessingSettings, list[str]
             problems.add(place.key_at, str(key), what)
     values = {name: _section(root, name, problems) for name in SECTIONS}
     _note_unread(root, problems)
+    note_former_paths(root, problems)
     problems.raise_if_any()
     given = {name: to_plain(place.node) or {} for name, place in root.pairs()}
     notes = [str(note) for note in problems.notes]
