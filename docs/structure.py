@@ -85,7 +85,7 @@ WRITERS: Final = {
     "late_signal": "core/interrupt.py",
     "is_log_step": "core/logging.py",  # of training; trainer.py sets that of validations
     "rehearses": "core/logging.py",
-    "hooks": "callbacks/lr_finder.py",  # calls nobody in its own steps; trainer.py sets all others
+    "hooks": "tools/lr_finder.py",  # calls nobody in its own steps; trainer.py sets all others
     "metadata": "zoo/callbacks/model_zoo_params_metadata.py",
     "val_micro_batch_size": "zoo/callbacks/flags.py",
     "raise_on_interrupt": "cli/runner.py",

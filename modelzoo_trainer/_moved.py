@@ -38,11 +38,15 @@ _INTO: Final = MappingProxyType(
         "loading": "data.batches data.sharded_stream data.stream",
         "loggers": "console",
         "optim": "sparsity",
-        "tools": "callbacks.notification planning report supervisor",
+        "tools": """
+            callbacks.lr_finder callbacks.notification callbacks.run_snapshot planning report
+            supervisor
+        """,
         "tools.checkpoints": """
             checkpointing.compare checkpointing.overview checkpointing.store_arguments
         """,
         "tools.launch": "callbacks.ray_train_report",
+        "tools.report": "callbacks.run_history",
         "zoo": "conversion data evaluation hugging_face models",
         "zoo.callbacks": """
             callbacks.compute_norm_gns callbacks.csx_noops callbacks.eleuther_eval_harness

@@ -1,7 +1,8 @@
 """Add-on callbacks, one file each; the core callbacks can be imported from here, too.
 
 `__all__` is the registry: a YAML file may name its classes under `callbacks`. Their modules are
-imported when they are first used. Those for kinds of models are part of the zoo.
+imported when they are first used. Those for kinds of models are part of the zoo; those that test or
+report a run are tools.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         LogOptimizerParamGroup,
         LogSparsity,
     )
-    from modelzoo_trainer.callbacks.lr_finder import LRFinder
     from modelzoo_trainer.callbacks.model_ema import ModelEma
     from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
     from modelzoo_trainer.callbacks.nan_checker import NaNChecker
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.callbacks.profiler import DurationProfiler, RateProfiler
     from modelzoo_trainer.callbacks.profiler import Profiler as Profiler
     from modelzoo_trainer.callbacks.progress import PrintProgress, ProgressBar
-    from modelzoo_trainer.callbacks.run_history import RunHistory
     from modelzoo_trainer.callbacks.samples_streamed_info import SamplesStreamedInfo
     from modelzoo_trainer.callbacks.save_best import SaveBest
     from modelzoo_trainer.callbacks.save_checkpoint_state import SaveCheckpointState
@@ -61,8 +60,10 @@ if TYPE_CHECKING:
     from modelzoo_trainer.core import TrainingLoop as TrainingLoop
     from modelzoo_trainer.core import ValidationLoop as ValidationLoop
     from modelzoo_trainer.tools.launch.ray_train_report import RayTrainReport
+    from modelzoo_trainer.tools.lr_finder import LRFinder
     from modelzoo_trainer.tools.notification import EmailNotification, SlackNotification
     from modelzoo_trainer.tools.report.callback import Report
+    from modelzoo_trainer.tools.report.run_history import RunHistory
     from modelzoo_trainer.zoo.callbacks.compute_norm_gns import ComputeNormGNS
     from modelzoo_trainer.zoo.callbacks.csx_noops import (
         DebugArgsPath,
@@ -106,7 +107,6 @@ _HOMES: Final = {
         "LogOptimizerParamGroup",
         "LogSparsity",
     ),
-    "callbacks.lr_finder": ("LRFinder",),
     "callbacks.model_ema": ("ModelEma",),
     "callbacks.model_eval_metrics": ("ModelEvalMetrics",),
     "callbacks.nan_checker": ("NaNChecker",),
@@ -114,7 +114,6 @@ _HOMES: Final = {
     "callbacks.parts.tensor_listeners": ("NormTensorListener", "SummaryTensorListener"),
     "callbacks.profiler": ("DurationProfiler", "Profiler", "RateProfiler"),
     "callbacks.progress": ("PrintProgress", "ProgressBar"),
-    "callbacks.run_history": ("RunHistory",),
     "callbacks.samples_streamed_info": ("SamplesStreamedInfo",),
     "callbacks.save_best": ("SaveBest",),
     "callbacks.save_checkpoint_state": ("SaveCheckpointState",),
@@ -127,8 +126,10 @@ _HOMES: Final = {
     "callbacks.wsd_checkpoint": ("WSDCheckpoint",),
     "core": ("Checkpoint", "Logging", "MixedPrecision", "TrainingLoop", "ValidationLoop"),
     "tools.launch.ray_train_report": ("RayTrainReport",),
+    "tools.lr_finder": ("LRFinder",),
     "tools.notification": ("EmailNotification", "SlackNotification"),
     "tools.report.callback": ("Report",),
+    "tools.report.run_history": ("RunHistory",),
     "zoo.callbacks.compute_norm_gns": ("ComputeNormGNS",),
     "zoo.callbacks.csx_noops": ("DebugArgsPath", "HFCacheDir", "WeightCompression"),
     "zoo.callbacks.eleuther_eval_harness": ("EleutherEvalHarness",),

@@ -1,1 +1,1 @@
-"""Programs around a run: launchers, the supervisor, plans, reports, foreign configurations."""
+"""Programs around a run: launchers, the supervisor, plans, tests, reports, foreign files."""

@@ -22,8 +22,8 @@ from modelzoo_trainer import (
     register_global_callback,
 )
 from modelzoo_trainer.callbacks.log_metrics import LogMetrics
-from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.terminate_on_nan import TerminateOnNaN
+from modelzoo_trainer.tools.report.run_history import RunHistory
 from tests.doubles import (
     History,
     Recorder,

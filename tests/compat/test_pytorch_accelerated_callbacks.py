@@ -18,11 +18,11 @@ from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.callbacks.keep_n_checkpoints import KeepNCheckpoints
 from modelzoo_trainer.callbacks.limit_batches import LimitBatches, LimitEvalSteps
 from modelzoo_trainer.callbacks.model_ema import ModelEma, WeightAverage
-from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.save_best import SaveBest
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.callbacks.wsd_checkpoint import WSDCheckpoint
 from modelzoo_trainer.optim.warmup_stable_decay import WarmupStableDecay
+from modelzoo_trainer.tools.report.run_history import RunHistory
 from modelzoo_trainer.zoo.callbacks.move_modules import ConvertSyncBatchNorm, MoveModulesToDevice
 from modelzoo_trainer.zoo.callbacks.sync_batch_norm import SharedBatchNorm
 from tests.doubles import (

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from modelzoo_trainer import Callback, Checkpoint
-from modelzoo_trainer.callbacks.run_history import RunHistory
+from modelzoo_trainer.tools.report.run_history import RunHistory
 from tests.distributed.ranks import run_ranks
 from tests.doubles import History, Scale, make_trainer
 

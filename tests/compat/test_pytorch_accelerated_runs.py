@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, MixedPrecision, checkpointing
 from modelzoo_trainer.callbacks.load_checkpoint_states import LoadCheckpointStates
-from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.save_checkpoint_state import SaveCheckpointState
 from modelzoo_trainer.optim.composed import SequentialLR
 from modelzoo_trainer.optim.decay import CosineDecayLR, LinearLR
 from modelzoo_trainer.optim.weight_decay import CosineDecayWD
+from modelzoo_trainer.tools.report.run_history import RunHistory
 from modelzoo_trainer.zoo.models.freezing import ModelFreezer
 from tests.doubles import (
     History,

@@ -69,7 +69,7 @@ def test_every_room_has_a_floor(root: Path) -> None:
 
 NAMED_UPWARD = {
     ("callbacks", "zoo"): "callbacks for kinds of models, in the registry of all",
-    ("callbacks", "tools"): "callbacks that report a run, in the registry of all",
+    ("callbacks", "tools"): "callbacks that test or report a run, in the registry of all",
     ("checkpointing.weight_readers", "zoo"): "the reader of weights of Hugging Face",
     ("hooks.order", "callbacks"): "the default CheckLoss, and the limit of the environment",
     ("hooks.order", "loggers"): "the default ProgressLogger",

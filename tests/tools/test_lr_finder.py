@@ -26,9 +26,9 @@ from modelzoo_trainer import (
     checkpointing,
 )
 from modelzoo_trainer.callbacks import LRFinder, ScopedTrainFlags
-from modelzoo_trainer.callbacks.lr_finder import suggested
 from modelzoo_trainer.optim.decay import LinearLR
 from modelzoo_trainer.tools.checkpoints.compare import compare
+from modelzoo_trainer.tools.lr_finder import suggested
 from tests.doubles import History, Recorder, Scale, TinyModel, make_trainer, sgd, tiny_batches
 
 STEPS = 6

@@ -7,8 +7,8 @@ from collections import deque
 import torch
 from torch import nn
 
-from modelzoo_trainer.callbacks.run_snapshot import RunSnapshot
 from modelzoo_trainer.tools.checkpoints.compare import compare
+from modelzoo_trainer.tools.run_snapshot import RunSnapshot
 from tests.doubles import TinyModel, make_trainer, tiny_batches
 
 

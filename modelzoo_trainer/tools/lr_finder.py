@@ -21,7 +21,6 @@ from typing_extensions import override
 from modelzoo_trainer.base.constraints import FinitePositiveFloat, checked_dataclass
 from modelzoo_trainer.base.devices import Stream
 from modelzoo_trainer.callback import Batch, Callback, Loader
-from modelzoo_trainer.callbacks.run_snapshot import RunSnapshot
 from modelzoo_trainer.core.model import require_loss
 from modelzoo_trainer.core.parts.manual_steps import overrides_training_step
 from modelzoo_trainer.errors import ConfigError
@@ -34,6 +33,7 @@ from modelzoo_trainer.loading.source import hidden_state_of
 from modelzoo_trainer.loading.train_data import TrainData
 from modelzoo_trainer.loading.workers import shut_down
 from modelzoo_trainer.optim.scheduler import LR_FACTOR
+from modelzoo_trainer.tools.run_snapshot import RunSnapshot
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

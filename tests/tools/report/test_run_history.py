@@ -8,7 +8,7 @@ import torch
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, TrainingLoop, checkpointing
 from modelzoo_trainer.callbacks import EarlyStopping, SaveBest
-from modelzoo_trainer.callbacks.run_history import RunHistory
+from modelzoo_trainer.tools.report.run_history import RunHistory
 from tests.doubles import Scale
 
 # ---- reading and writing
