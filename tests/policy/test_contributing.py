@@ -66,6 +66,8 @@ def test_a_recipe_names_its_steps_files_and_tables(kind: str, page: str, root: P
     paths = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", text)
     assert [path for path in paths if not (root / path).exists()] == []
     assert 2 <= len(set(paths)) <= RECIPES[kind]
+    assert re.search(r"`python -m pytest -n auto tests/[^`]+`", text), "which tests to run"
+    assert "(#last-steps-of-every-recipe)" in text
     for table, path in re.findall(r"`([A-Z_]+)` of `([\w./]+)`", text):
         assert re.search(rf"^{table}\b", (root / path).read_text(encoding="utf-8"), re.MULTILINE)
 
