@@ -56,6 +56,8 @@ MARK: Final = "\x1e"
 EXIT_INVALID: Final = 2
 LACKS_DATA: Final = re.compile(r"^Verdict: needs data: ", re.MULTILINE)
 SECONDS: Final = 240
+FORMER_PATHS: Final = "error:modelzoo_trainer.:DeprecationWarning"
+"""A page imports no module by a former path (`modelzoo_trainer/_moved.py`), in commands either."""
 BASE: Final = """\
 trainer:
   init:
@@ -217,6 +219,7 @@ class PageRun:
         """
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": path, "COLUMNS": "100"}
+        settings["PYTHONWARNINGS"] = FORMER_PATHS
         try:
             done = subprocess.run(
                 command,

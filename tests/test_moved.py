@@ -85,15 +85,21 @@ def test_an_absent_module_is_absent() -> None:
 
 
 def test_no_page_names_a_former_path() -> None:
-    pages = [
-        ROOT / "README.md",
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "configs").rglob("*.yaml"),
-    ]
-    named = {
-        (page.name, path)
-        for page in pages
-        for path in re.findall(r"modelzoo_trainer\.([a-z_]+(?:\.\w+)*)", page.read_text("utf-8"))
-    }
+    globs = ["README.md", "docs/**/*.*", "configs/**/*.yaml", "benchmarks/*.py", ".ci/*"]
+    kinds = {".md", ".ipynb", ".py", ".yaml", ".sh", ".sbatch", ""}
+    pages = [page for one in globs for page in ROOT.glob(one) if page.suffix in kinds]
+    named = {(page.name, path) for page in pages for path in paths_in(page.read_text("utf-8"))}
     assert len(named) > 30
     assert [(page, path) for page, path in named if present_path(path)] == []
+
+
+def paths_in(text: str) -> set[str]:
+    """Return the paths in this package that a text names, or imports from it."""
+    imported = re.findall(r"from modelzoo_trainer import ([\w, ]+|\([\w, \n\\]+\))", text)
+    names = {name for one in imported for name in re.findall(r"\w+", one)}
+    return names | set(re.findall(r"modelzoo_trainer\.([a-z_]+(?:\.\w+)*)", text))
+
+
+def test_both_kinds_of_imports_are_seen() -> None:
+    text = "import modelzoo_trainer.data.x\nfrom modelzoo_trainer import Trainer, models as m\n"
+    assert paths_in(text) == {"data.x", "Trainer", "models", "as", "m"}

@@ -148,3 +148,17 @@ def test_outputs_are_written_into_the_page(blocks, run, tmp_path):
 def test_an_output_that_was_cut_by_hand_is_not_written(blocks, run, tmp_path):
     result = run(python("print('new')") + output("old\n..."))
     assert blocks.update(tmp_path / "page.md", result.outputs) == 0
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```bash\npython -c 'import modelzoo_trainer.data'\n```\n",
+        "```bash\npython -m modelzoo_trainer.report --help\n```\n",
+        "```python\nimport modelzoo_trainer.data\n```\n",
+    ],
+)
+def test_a_former_path_of_a_module_fails(block, run):
+    (failure,) = run(block).failures
+    assert "DeprecationWarning: modelzoo_trainer." in failure
+    assert " is now modelzoo_trainer." in failure
