@@ -4,6 +4,16 @@ import pytest
 import torch
 from torch import nn
 
+from modelzoo_trainer.optim import OPTIMIZERS
+from modelzoo_trainer.optim.optimizer import GroupOptimizer
+
+OWN_STEP = [
+    name for name, cls in OPTIMIZERS.items() if cls.step.__module__.startswith("modelzoo_trainer")
+]
+"""Optimizers whose step is not torch's."""
+OWN_UPDATE = [name for name, cls in OPTIMIZERS.items() if issubclass(cls, GroupOptimizer)]
+"""Optimizers whose step calls nothing of torch's optimizers."""
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

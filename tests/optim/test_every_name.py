@@ -17,6 +17,7 @@ from modelzoo_trainer.optim.decay import ConstantLR, LinearLR
 from modelzoo_trainer.optim.first_state import bytes_to_come
 from modelzoo_trainer.optim.weight_decay import ConstantWD, LinearWD
 from tests.doubles import TinyModel, make_trainer, tiny_batches, weights_of
+from tests.optim.conftest import OWN_STEP, OWN_UPDATE
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in OPTIMIZERS),
@@ -140,7 +141,7 @@ def test_nothing_on_the_device_is_read_not_even_after_loading(name, settings):
     assert all(param.is_meta for param in model.used())
 
 
-@pytest.mark.parametrize("name", ["ASGD", "Adafactor", "Lamb", "Lion"])
+@pytest.mark.parametrize("name", OWN_UPDATE)
 def test_what_is_not_torchs_does_not_read_on_the_host_either(name):
     model, guard = Net(), SyncGuard()
     optimizer = OPTIMIZERS[name](model, weight_decay=0.1)
@@ -243,7 +244,7 @@ def test_a_fused_adam_with_a_loss_scaler_takes_the_same_steps(name, settings):
     torch.testing.assert_close(without, unfused, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["ASGD", "Adafactor", "Lamb", "Lion", "Muon"])
+@pytest.mark.parametrize("name", OWN_STEP)
 def test_a_loss_scaler_changes_nothing(name):
     with_scale, without = scaled_and_plain(name, {}, fuse=False)
     torch.testing.assert_close(with_scale, without, rtol=1e-5, atol=1e-6)

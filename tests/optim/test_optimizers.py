@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from modelzoo_trainer import optim
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import (
     OPTIMIZERS,
+    SCHEDULERS,
     OptimizerFactory,
     make_param_groups,
     optimizer_class,
@@ -141,6 +143,12 @@ def test_the_defaults_are_those_of_the_model_zoo(name, defaults):
 def test_names_of_optimizers_are_found_in_any_case():
     assert all(optimizer_class(name.lower()) is cls for name, cls in OPTIMIZERS.items())
     assert len(OPTIMIZERS) >= 16
+
+
+def test_every_class_with_a_name_can_be_imported_from_the_package():
+    named = OPTIMIZERS | SCHEDULERS
+    assert sorted(named.keys() - {*optim.__all__}) == [], "add them to modelzoo_trainer.optim"
+    assert all(getattr(optim, name) is cls for name, cls in named.items())
 
 
 def test_a_misspelt_optimizer_is_refused_with_a_suggestion():

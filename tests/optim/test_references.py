@@ -1,6 +1,8 @@
-"""Optimizers that torch does not have, compared with their papers' formulas in float64."""
+"""Optimizers whose step is not torch's, compared with their papers' formulas in float64."""
 
 from __future__ import annotations
+
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 
 from modelzoo_trainer.optim import OPTIMIZERS
+from tests.optim.conftest import OWN_STEP, OWN_UPDATE
 
 NUM_STEPS = 6
 SHAPES = ((5, 3), (4,), (2, 3, 4))
@@ -52,20 +55,17 @@ def check(found, wanted):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
-def test_lion_follows_its_paper(weight_decay):
+def lion(weight_decay):
     def update(weight, grad, memory, step):
         average = memory.get("m", 0.0)
         sign = np.sign(0.8 * average + 0.2 * grad)
         memory["m"] = 0.7 * average + 0.3 * grad
         return weight - 0.01 * (sign + weight_decay * weight)
 
-    check(trained("Lion", lr=0.01, betas=(0.8, 0.7), weight_decay=weight_decay), expected(update))
+    return update
 
 
-@pytest.mark.parametrize("adam", [False, True])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
-def test_lamb_follows_its_paper(weight_decay, adam):
+def lamb(weight_decay, adam):
     def update(weight, grad, memory, step):
         memory["m"] = 0.8 * memory.get("m", 0.0) + 0.2 * grad
         memory["v"] = 0.7 * memory.get("v", 0.0) + 0.3 * grad**2
@@ -74,16 +74,7 @@ def test_lamb_follows_its_paper(weight_decay, adam):
         ratio = 1.0 if adam or norm == 0 else min(norm, 10.0) / length
         return weight - 0.5 * ratio * change
 
-    settings = {"lr": 0.5, "betas": (0.8, 0.7), "eps": 1e-4}
-    found = trained("Lamb", weight_decay=weight_decay, adam=adam, **settings)
-    check(found, expected(update))
-
-
-def test_the_norm_of_a_parameter_counts_at_most_ten_in_lamb():
-    param = nn.Parameter(torch.full((4,), 100.0, dtype=torch.float64))
-    param.grad = torch.ones_like(param)
-    OPTIMIZERS["Lamb"]([param], lr=1.0).step()
-    assert param.tolist() == pytest.approx([95.0] * 4)  # 10 / norm(1, 1, 1, 1)
+    return update
 
 
 def rms(array):
@@ -115,41 +106,12 @@ def adafactor(size_at, beta1=None, weight_decay=0.0, threshold=1.0, scales=True)
     return update
 
 
-ADAFACTOR = [
-    ({"lr": 0.1}, adafactor(lambda step: 0.1)),
-    ({"lr": 0.1, "scale_parameter": False}, adafactor(lambda step: 0.1, scales=False)),
-    (
-        {"lr": 0.1, "beta1": 0.9, "weight_decay": 0.3, "clip_threshold": 0.5},
-        adafactor(lambda step: 0.1, beta1=0.9, weight_decay=0.3, threshold=0.5),
-    ),
-    ({"relative_step": True}, adafactor(lambda step: min(0.01, step**-0.5))),
-    (
-        {"relative_step": True, "warmup_init": True},
-        adafactor(lambda step: min(1e-6 * step, step**-0.5)),
-    ),
-]
-
-
-@pytest.mark.parametrize(("settings", "update"), ADAFACTOR)
-def test_adafactor_follows_its_paper(settings, update):
-    check(trained("Adafactor", **settings), expected(update))
-
-
-def test_adafactor_keeps_rows_and_columns_of_a_matrix_only():
-    param = nn.Parameter(torch.ones(5, 3))
-    param.grad = torch.ones_like(param)
-    optimizer = OPTIMIZERS["Adafactor"]([param])
-    optimizer.step()
-    tensors = {key: value.shape for key, value in optimizer.state[param].items() if key != "step"}
-    assert tensors == {"exp_avg_sq_row": (5,), "exp_avg_sq_col": (3,)}
-
-
-def adam(eps, weight_decay=0.0, l2=0.0, corrects=True, after=False):
+def adam(weight_decay=0.0, l2=0.0, corrects=True, after=False):
     def update(weight, grad, memory, step):
         grad = grad + l2 * weight
         memory["m"] = 0.8 * memory.get("m", 0.0) + 0.2 * grad
         memory["v"] = 0.7 * memory.get("v", 0.0) + 0.3 * grad**2
-        root = np.sqrt(memory["v"])
+        eps, root = 1e-4, np.sqrt(memory["v"])
         if not corrects:
             change = memory["m"] / (root + eps)
         elif after:
@@ -162,14 +124,10 @@ def adam(eps, weight_decay=0.0, l2=0.0, corrects=True, after=False):
     return update
 
 
-ADAM = {"lr": 0.05, "betas": (0.8, 0.7), "eps": 1e-4}
-
-
-@pytest.mark.parametrize("after", [True, False])
-@pytest.mark.parametrize("corrects", [True, False])
-@pytest.mark.parametrize(
-    ("name", "settings", "formula"),
-    [
+def of_adam():
+    """Yield rows of the Adams: with and without correction, eps after it and before."""
+    betas = {"lr": 0.05, "betas": (0.8, 0.7), "eps": 1e-4}
+    rows = (
         ("AdamW", {"weight_decay": 0.3}, {"weight_decay": 0.3}),
         ("Adam", {"weight_decay": 0.3}, {"l2": 0.3}),
         (
@@ -178,14 +136,69 @@ ADAM = {"lr": 0.05, "betas": (0.8, 0.7), "eps": 1e-4}
             {"weight_decay": 0.3, "l2": 0.2},
         ),
         ("AdamBase", {}, {}),
-    ],
-)
-def test_adam_follows_its_formula_with_and_without_correction(
-    name, settings, formula, corrects, after
-):
-    given = {"correct_bias": corrects, "eps_after_correction": after, **ADAM, **settings}
-    update = adam(1e-4, corrects=corrects, after=after, **formula)
-    check(trained(name, **given), expected(update))
+    )
+    for (name, settings, formula), corrects, after in product(rows, BOTH, BOTH):
+        given = {"correct_bias": corrects, "eps_after_correction": after, **betas, **settings}
+        yield name, given, adam(corrects=corrects, after=after, **formula)
+
+
+BOTH = (False, True)
+LION = {"lr": 0.01, "betas": (0.8, 0.7)}
+LAMB = {"lr": 0.5, "betas": (0.8, 0.7), "eps": 1e-4}
+FORMULAS = [
+    *(("Lion", {**LION, "weight_decay": decay}, lion(decay)) for decay in (0.0, 0.3)),
+    *(
+        ("Lamb", {**LAMB, "weight_decay": decay, "adam": is_adam}, lamb(decay, is_adam))
+        for decay in (0.0, 0.3)
+        for is_adam in BOTH
+    ),
+    ("Adafactor", {"lr": 0.1}, adafactor(lambda step: 0.1)),
+    (
+        "Adafactor",
+        {"lr": 0.1, "scale_parameter": False},
+        adafactor(lambda step: 0.1, scales=False),
+    ),
+    (
+        "Adafactor",
+        {"lr": 0.1, "beta1": 0.9, "weight_decay": 0.3, "clip_threshold": 0.5},
+        adafactor(lambda step: 0.1, beta1=0.9, weight_decay=0.3, threshold=0.5),
+    ),
+    ("Adafactor", {"relative_step": True}, adafactor(lambda step: min(0.01, step**-0.5))),
+    (
+        "Adafactor",
+        {"relative_step": True, "warmup_init": True},
+        adafactor(lambda step: min(1e-6 * step, step**-0.5)),
+    ),
+    *of_adam(),
+]
+"""Name, settings and update of one parameter; an optimizer with a step of its own has a row."""
+COMPARED_WITH_TORCHS = {"ASGD", "Muon"}  # below, and in test_muon.py
+
+
+@pytest.mark.parametrize(("name", "settings", "update"), FORMULAS)
+def test_an_optimizer_follows_its_formula(name, settings, update):
+    check(trained(name, **settings), expected(update))
+
+
+def test_every_step_of_our_own_is_compared_with_another_implementation():
+    compared = {name for name, _, _ in FORMULAS} | COMPARED_WITH_TORCHS
+    assert sorted({*OWN_STEP} - compared) == [], "add the formula of the paper to FORMULAS"
+
+
+def test_the_norm_of_a_parameter_counts_at_most_ten_in_lamb():
+    param = nn.Parameter(torch.full((4,), 100.0, dtype=torch.float64))
+    param.grad = torch.ones_like(param)
+    OPTIMIZERS["Lamb"]([param], lr=1.0).step()
+    assert param.tolist() == pytest.approx([95.0] * 4)  # 10 / norm(1, 1, 1, 1)
+
+
+def test_adafactor_keeps_rows_and_columns_of_a_matrix_only():
+    param = nn.Parameter(torch.ones(5, 3))
+    param.grad = torch.ones_like(param)
+    optimizer = OPTIMIZERS["Adafactor"]([param])
+    optimizer.step()
+    tensors = {key: value.shape for key, value in optimizer.state[param].items() if key != "step"}
+    assert tensors == {"exp_avg_sq_row": (5,), "exp_avg_sq_col": (3,)}
 
 
 def test_a_large_beta_is_not_corrected_either():
@@ -230,7 +243,7 @@ def test_asgd_is_that_of_torch_when_it_averages_and_the_rate_changes():
         np.testing.assert_allclose(optimizer.state[mine]["ax"], average, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["ASGD", "Adafactor", "Lamb", "Lion"])
+@pytest.mark.parametrize("name", OWN_STEP)
 def test_a_rate_in_a_tensor_gives_the_same(name):
     settings = {"weight_decay": 0.1}
     numbers = trained(name, lr=0.05, **settings)
@@ -238,7 +251,7 @@ def test_a_rate_in_a_tensor_gives_the_same(name):
     check(trained(name, lr=0.05, lrs=[tensor] * NUM_STEPS, **settings), numbers)
 
 
-@pytest.mark.parametrize("name", ["ASGD", "Adafactor", "Lamb", "Lion"])
+@pytest.mark.parametrize("name", OWN_UPDATE)
 def test_sparse_gradients_are_refused(name):
     table = nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()
@@ -246,7 +259,7 @@ def test_sparse_gradients_are_refused(name):
         OPTIMIZERS[name](table).step()
 
 
-@pytest.mark.parametrize("name", ["ASGD", "Adafactor", "Lamb", "Lion", "Muon"])
+@pytest.mark.parametrize("name", OWN_STEP)
 def test_a_closure_is_called_with_gradients(name):
     layer = nn.Linear(2, 2)
     optimizer = OPTIMIZERS[name](layer)
