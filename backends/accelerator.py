@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from .backend import Backend, Caps
+from .backend import Backend, Caps, overridden
 from .conditional_step import ConditionalSteps, put_back
 from .coordination.launch import local_rank
 from .errors import BackendUnavailable
@@ -166,7 +166,10 @@ class AcceleratorBackend(AsynchronousBackend):
 
     @override
     def make_lane(self) -> Lane:
-        return StreamLane(self._device) if has_streams(self._device) else super().make_lane()
+        has_own = overridden(type(self), AcceleratorBackend, ("to_device",))
+        if has_own or not has_streams(self._device):
+            return super().make_lane()
+        return StreamLane(self._device)
 
     def _autocast_dtypes(self) -> frozenset[torch.dtype]:
         if not torch.amp.is_autocast_available(self._device.type):

@@ -79,14 +79,31 @@ class Region:
         self.backend._exit_step(ok=kind is None)
 
 
-_OF_NORMS: Final = frozenset({"clip_grad_norm", "clip_grad_value", "grad_norm", "norms"})
+_OF_NORMS: Final = ("clip_grad_norm", "clip_grad_value", "grad_norm", "norms")
+_OF_COMM: Final = (
+    "barrier",
+    "broadcast_object",
+    "data_shard",
+    "gather_object",
+    "is_main",
+    "reduce",
+)
+
+
+def overridden(cls: type, base: type, names: Iterable[str]) -> list[str]:
+    """Return the names that `cls` has from another class than `base` and its bases.
+
+    A fast path of `base` that does not call these methods asks it once, and is not taken if any is.
+    """
+    others = [vars(kind) for kind in cls.__mro__ if kind not in base.__mro__]
+    return [name for name in names if any(name in other for other in others)]
 
 
 class Backend(ABC):
     """A device and everything that depends on it.
 
     Unless a method says so, it does not wait for the device and is not collective. A new backend
-    overrides what differs from the host.
+    overrides what differs from the host; an override that would not be called is refused.
 
     Args:
         compile: Compile the model; None = run it eagerly.
@@ -110,14 +127,23 @@ class Backend(ABC):
     comm: Comm
     """This rank, and communication with the others."""
     _default_lag: ClassVar[int] = 0
+    _never_called: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(_OF_NORMS, "return custom norms from _make_norms"),
+        **dict.fromkeys(_OF_COMM, "the trainer uses comm; return a custom Comm from _make_comm"),
+    }
+    """What subclasses of this class cannot override, and what to do instead."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if never_called := vars(cls).keys() & _OF_NORMS:
-            raise BackendError(
-                f"{cls.__name__}.{min(never_called)} is never called: return custom norms from "
-                f"_make_norms."
-            )
+        for base in cls.__mro__:
+            never_called: Mapping[str, str] = vars(base).get("_never_called", {})
+            for name in overridden(cls, base, never_called):
+                owner = next(
+                    kind for kind in cls.__mro__ if name in vars(kind) and kind not in base.__mro__
+                )
+                raise BackendError(
+                    f"{owner.__name__}.{name} is never called: {never_called[name]}."
+                )
 
     def __init__(
         self,

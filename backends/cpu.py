@@ -5,13 +5,19 @@ from typing import Any, Final
 
 import torch
 
-from .backend import Backend, Caps, Region
+from .backend import Backend, Caps, Region, overridden
 
 _DEVICE: Final = torch.device("cpu")
 
 
+_INLINED: Final = ("_enter_step", "_exit_step", "_seed_device", "_make_reads")
+
+
 class _HostRegion(Region):
-    """Like `Region`, but with as few calls as possible: it is entered for every batch."""
+    """Like `Region`, but with as few calls as possible: it is entered for every batch.
+
+    Only for backends that override none of the methods `_INLINED`.
+    """
 
     __slots__ = ()
 
@@ -32,6 +38,13 @@ class CpuBackend(Backend):
     name = "cpu"
     caps = Caps(several_ranks=True)
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        kind = type(self)
+        self._moves = bool(overridden(kind, CpuBackend, ("device",)))
+        self._places = bool(overridden(kind, CpuBackend, ("device", "to_device")))
+        self._has_queue = bool(self._lag or overridden(kind, CpuBackend, ("read", "_make_reads")))
+
     @staticmethod
     def is_available() -> bool:
         """Return True."""
@@ -44,16 +57,17 @@ class CpuBackend(Backend):
 
     @property
     def reads_at_once(self) -> bool:
-        """True outside a step, unless a lag was set."""
-        return not self.in_step and self._lag == 0 and self.reads.is_empty
+        """True outside a step, unless a lag was set or a subclass reads differently."""
+        return not self.in_step and not self._has_queue and self.reads.is_empty
 
     def _make_region(self) -> Region:
-        return _HostRegion(self)
+        is_plain = not overridden(type(self), CpuBackend, _INLINED)
+        return _HostRegion(self) if is_plain else Region(self)
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches unchanged."""
-        return iter(batches)
+        """Yield the batches unchanged, unless a subclass has its own `device` or `to_device`."""
+        return super().batches(batches) if self._places else iter(batches)
 
     def to_device(self, batch: Any) -> Any:
-        """Return the batch unchanged."""
-        return batch
+        """Return the batch unchanged, unless a subclass has its own `device`."""
+        return super().to_device(batch) if self._moves else batch

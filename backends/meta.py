@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ class MetaBackend(Backend):
 
     name = "meta"
     caps = Caps(static_shapes=True, holds_values=False)
+    _never_called: ClassVar = {
+        "_look": "tensors have no values; override optimizer_step and restore"
+    }
 
     @staticmethod
     @override

@@ -115,7 +115,7 @@ def _class_of(device: str) -> tuple[str, type[Backend], dict[str, Any]]:
         cls = importlib.import_module(".accelerator", __package__).AcceleratorBackend
         arguments = {"kind": name}
     else:
-        advice = _of_index(name) or suggest(name, backend_names())
+        advice = _of_index(name) or _near(name)
         raise BackendUnavailable(f"device: {device!r} is not a backend. {advice}")
     return name, cls, arguments
 
@@ -132,6 +132,14 @@ def _of_index(name: str) -> str:
     if _ALIASES.get(kind, kind) == "cuda":
         choice = f"To choose the GPU, set the environment variable {_VISIBLE}={index}"
     return f"{start}. {choice}."
+
+
+def _near(name: str) -> str:
+    """Return a similar name; for a name like none or a class, also how to give a class."""
+    advice = suggest(name, backend_names())
+    if advice.startswith("Did") and name.isalpha():
+        return advice
+    return f"{advice} For a backend of your own, give its dotted path, e.g. package.module.Class."
 
 
 def _has_others() -> bool:

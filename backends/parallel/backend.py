@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -19,11 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adafactor, Optimizer
 from typing_extensions import override
 
-from ..backend import Backend
+from ..backend import Backend, overridden
 from ..conditional_step import skip_step
 from ..coordination.world import join
 from ..errors import BackendError
-from ..fast_step import plain_step
 from ..loss_window import LossWindow
 from ..placement import map_tensors
 from .apply import accumulating, make_mesh, parallelize
@@ -58,6 +57,11 @@ class ParallelBackend(Backend):
     """
 
     comm: DistributedComm
+    _never_called: ClassVar = {
+        "_make_comm": "several processes communicate over torch.distributed. Remove it, or run one "
+        "process",
+        "_place_model": "several processes distribute the model. Override prepare_model",
+    }
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class ParallelBackend(Backend):
         self.comm.divide(self.mesh)
         refused = dict(self.caps.refused_dtypes)
         if self.has_shards:
+            self._check_norms()
             self.norms = ShardedNorms(self)
             refused |= dict.fromkeys(self.caps.needs_scaler, _SHARDED_SCALING)
         self.caps = dataclasses.replace(
@@ -118,18 +123,33 @@ class ParallelBackend(Backend):
             refused_dtypes=refused,
         )
 
+    def _check_norms(self) -> None:
+        """Raise a `BackendError` if the backend for one device has its own norms."""
+        if overridden(type(self), ParallelBackend, ("_make_norms",)):
+            raise BackendError(
+                f"{type(self).__name__}._make_norms: backend.parallel shards the parameters, "
+                f"which requires other norms. Remove the method, or set only "
+                f"backend.parallel.replicate."
+            )
+
     # ---- model and optimizer
 
     @override
     def building(self) -> AbstractContextManager[Any]:
-        return torch.device("meta") if self.settings.meta_init else super().building()
+        return self._on_meta() if self.settings.meta_init else super().building()
+
+    @contextmanager
+    def _on_meta(self) -> Iterator[None]:
+        with super().building(), torch.device("meta"):
+            yield
 
     @override
     def _place_model(self, model: Module) -> Module:
         self._checkpoint_activations(model)
         is_copied = not (self.has_shards or self.settings.find_unused_parameters)
         # The search for unused parameters starts at the outputs and would not find the weights.
-        weighting = LossWeighting(model) if is_copied and LossWeighting.fits(model) else None
+        is_weighted = is_copied and not overridden(type(self), ParallelBackend, ("backward",))
+        weighting = LossWeighting(model) if is_weighted and LossWeighting.fits(model) else None
         module = parallelize(
             weighting or model,
             self.settings,
@@ -163,7 +183,11 @@ class ParallelBackend(Backend):
 
     @override
     def accumulating(self) -> AbstractContextManager[Any]:
-        return super().accumulating() if self._accumulating is None else self._accumulating()
+        inner = super().accumulating()
+        if self._accumulating is None:
+            return inner
+        outer = self._accumulating()
+        return outer if inner is self._nothing else _both(outer, inner)
 
     @override
     def zero_grad(self, optimizer: Optimizer) -> None:
@@ -201,7 +225,7 @@ class ParallelBackend(Backend):
         if not self.has_shards or keep is None:
             super().optimizer_step(optimizer, keep)
         elif self._look(keep):  # undoing a step on the device supports only full tensors
-            plain_step(optimizer)
+            super().optimizer_step(optimizer)
         else:
             skip_step(optimizer)
 
@@ -233,7 +257,8 @@ class ParallelBackend(Backend):
 
     @override
     def host_state(self, tree: Any) -> Any:
-        return map_tensors(tree, lambda tensor: whole(tensor).detach().to("cpu", copy=True))
+        on_host = super().host_state  # one tensor after another: all of them may not fit
+        return map_tensors(tree, lambda tensor: on_host(whole(tensor)))
 
     @override
     def for_loading(self, tree: Any, like: Mapping[str, Any] | None = None) -> Any:
@@ -258,3 +283,9 @@ class ParallelBackend(Backend):
                 "A step left parameters without a gradient. Set backend.find_unused_parameters: "
                 "true, or remove those parameters from the model."
             )
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield

@@ -104,6 +104,11 @@ class XlaBackend(Backend):
         looks_ahead=True,
         refused_dtypes={torch.float16: _NO_FLOAT16},
     )
+    _never_called: ClassVar = {
+        "_place_model": "override prepare_model",
+        "_checkpoint_activations": "the compiler decides what to recompute",
+        "_look": "a step cannot wait for a flag; override optimizer_step and restore",
+    }
 
     def __init__(
         self,
