@@ -167,7 +167,10 @@ def _try_backend(
         init = place.path[: place.path.index(".init") + len(".init")]
         about = re.match(r"backend\.(\w+)", str(error))
         inner = place.key(about[1]) if about else None
-        problems.add(place.node.at if inner is None else inner.key_at, "", f"{init}.{error}")
+        at, said = place.node.at if inner is None else inner.key_at, f"{init}.{error}"
+        if given and str(error).startswith("device: "):  # as it was given, perhaps backend_type
+            said = given[0].path + str(error).removeprefix("device")
+        problems.add(at, "", said)
         return
     if lacks is not None:
         what = lacks.removeprefix("device: ")

@@ -73,7 +73,8 @@ class BackendCallback(CoreCallback):
             return self._backend
         options = dict(self._backend or {})
         named = options.pop("backend_type", None)
-        return named_backend(self._device or named or "cpu", options)
+        key = "device" if self._device or not named else "backend.backend_type"
+        return named_backend(self._device or named or "cpu", options, key)
 
     @override
     def finalize(self) -> None:

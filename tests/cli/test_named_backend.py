@@ -60,6 +60,12 @@ class Absent(CpuBackend):
 
 class Other:
     pass
+
+
+def __getattr__(name):
+    if name == "Uncalled":
+        return type(name, (CpuBackend,), {"reduce": lambda self, tensor, op: tensor})
+    raise AttributeError(name)
 """
 
 
@@ -86,12 +92,15 @@ def refused(capsys: Any, *words: str) -> str:
     return said
 
 
-def test_a_run_of_a_file_uses_the_backend_that_it_names() -> None:
+def test_a_run_of_a_file_uses_the_backend_that_it_names(caplog: Any) -> None:
     assert main(["fit", "params.yaml"]) == 0
+    assert " on counting (cpu), float32" in caplog.text
+    assert " on cpu" not in caplog.text
     assert Path("counted-0").read_text() == "Counting 5"
     own = losses()
     changes = ["--set=init.backend=null", "--set=init.model_dir=cpu", "--device=cpu"]
     assert main(["fit", "params.yaml", *changes]) == 0
+    assert " on cpu, float32" in caplog.text
     assert len(own) == 2
     assert losses("cpu") == own
 
@@ -114,6 +123,11 @@ def test_a_trainer_takes_the_path_as_well(tmp_path: Path) -> None:
         assert trainer.backend.num == 1  # type: ignore[attr-defined]  # its own
     with pytest.raises(ConfigError, match=r"device: Other is not a backend"):
         Trainer(model=TinyModel, model_dir=tmp_path, device="counting_backends.Other")
+    given = {"backend_type": "counting_backends.Other"}
+    with pytest.raises(ConfigError, match=r"^backend\.backend_type: Other is not a backend"):
+        Trainer(model=TinyModel, model_dir=tmp_path, backend=given)
+    with pytest.raises(BackendError, match=r"^backend\.backend_type: 'gpuu' is not a backend"):
+        Trainer(model=TinyModel, model_dir=tmp_path, backend={"backend_type": "gpuu"})
     with pytest.raises(BackendError, match="Absent is not available"):
         Trainer(model=TinyModel, model_dir=tmp_path, device="counting_backends.Absent")
 
@@ -123,16 +137,20 @@ def test_a_trainer_takes_the_path_as_well(tmp_path: Path) -> None:
     [
         ("counting_backend.Counting", ("Cannot import 'counting_backend'", "next to the YAML")),
         ("counting_backends.Countin", ("has no 'Countin'", "Did you mean 'Counting'?")),
-        ("counting_backends.Other", ("Other is not a backend", "subclass of backends.Backend")),
-        ("math.sqrt", ("sqrt is not a backend", "subclass of backends.Backend")),
+        ("counting_backends.Other", ("Other is not a backend", "Derive it from backends.Backend")),
+        ("math.sqrt", ("sqrt is not a backend", "Derive it from backends.Backend")),
+        ("own", ("'own' is not a backend. Known: auto", "dotted path, e.g. package.module.Class")),
+        ("m:Class", ("'m:Class' is not a backend", "dotted path, e.g. package.module.Class")),
+        ("counting_backends.Uncalled", ("Uncalled.reduce is never called", "_make_comm")),
         ("backends.backend.Backend", ("Backend is not a complete backend", "device", "name")),
     ],
 )
 def test_a_path_without_a_backend_is_refused(
     capsys: Any, path: str, facts: tuple[str, ...]
 ) -> None:
-    said = refused(capsys, f"--set=init.backend={{backend_type: {path}}}")
-    assert said.count("trainer.init.device: ") == 1
+    said = refused(capsys, f"--set=init.backend={{backend_type: '{path}'}}")
+    assert said.count("trainer.init.backend.backend_type: ") == 1
+    assert "trainer.init.device" not in said
     assert [fact for fact in facts if fact not in said] == []
 
 

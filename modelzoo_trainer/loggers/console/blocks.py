@@ -20,6 +20,7 @@ from modelzoo_trainer.loggers.console.harmless import known
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from modelzoo_trainer.base.devices import Backend
     from modelzoo_trainer.trainer import Trainer
 
 _WIDTH: Final = 100
@@ -67,10 +68,16 @@ def _head(trainer: Trainer) -> str:
     if num_trained != num:
         parameters += f", {num_trained:,} of them trained"
     num_processes = trainer.backend.comm.world_size
-    where = str(trainer.backend.device)
+    where = _device(trainer.backend)
     where += f", {num_processes} processes" if num_processes > 1 else ""
     name = type(trainer.model).__name__
     return f"Training {name} ({parameters}) on {where}, {_precision(trainer, params)}"
+
+
+def _device(backend: Backend) -> str:
+    """Return the device, after the name of a user's own backend."""
+    device, is_shipped = str(backend.device), type(backend).__module__.startswith("backends.")
+    return device if is_shipped or backend.name == device else f"{backend.name} ({device})"
 
 
 def _precision(trainer: Trainer, params: Iterable[Tensor]) -> str:
