@@ -19,8 +19,8 @@ from backends.meta import MetaBackend
 from backends.select import _over_ranks
 from modelzoo_trainer import Callback, Checkpoint, Logging, MixedPrecision, Trainer
 from modelzoo_trainer.callbacks.check_loss import CheckLoss
-from modelzoo_trainer.callbacks.lr_finder import LRFinder
 from modelzoo_trainer.callbacks.op_profiler import OpProfiler
+from modelzoo_trainer.tools.lr_finder import LRFinder
 from tests.device.conftest import HostAccelerator
 from tests.distributed.ranks import run_ranks
 from tests.doubles import (
