@@ -48,6 +48,36 @@ def imported(path: str) -> tuple[object, list[str]]:
     return found, [str(warning.message) for warning in caught]
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!advice",
+    "!callbacks.activation_hooks",
+    "!callbacks.expert_load",
+    "!callbacks.lora",
+    "!callbacks.move_modules",
+    "!callbacks.report",
+    "!callbacks.tensor_listeners",
+    "!checkpointing.overview",
+    "!config.foreign",
+    "!console",
+    "!core.checkpoint_writer",
+    "!core.named_checkpoints",
+    "!core.run_log",
+    "!core.trainer_arguments",
+    "!data",
+    "!data.sharded_stream",
+    "!evaluation",
+    "!hugging_face",
+    "!metric_direction",
+    "!models.freezing",
+    "!models.sync_batch_norm",
+    "!plugins",
+    "!preprocessing.hooks",
+    "!report",
+    "!shown_path",
+    "!stores",
+    "!user_modules",
+)
 @pytest.mark.parametrize("path", sorted({*MOVED, *DOCUMENTED}))
 def test_a_former_path_gives_the_same_module(path: str) -> None:
     new = PREFIX + str(present_path(path))
@@ -60,6 +90,7 @@ def test_a_former_path_gives_the_same_module(path: str) -> None:
     assert name is None or hasattr(found, name)
 
 
+@pytest.mark.slow
 def test_the_warning_names_the_line_of_the_import(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("\nfrom modelzoo_trainer.data import TensorRows\n")
@@ -72,6 +103,7 @@ def test_no_former_path_is_a_present_one() -> None:
     assert [path for path in MOVED if present_path(MOVED[path])] == []
 
 
+@pytest.mark.slow
 def test_a_program_runs_under_its_former_path() -> None:
     words = [sys.executable, "-m", "modelzoo_trainer.report", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -18,6 +18,46 @@ def test_more_than_a_hundred_kinds_are_tested():
     assert len(set(KINDS.values())) == len(KINDS)
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!Anthropic",
+    "!OpenAI admin",
+    "!Cerebras",
+    "!Hugging Face organization",
+    "!Together",
+    "!LangSmith",
+    "!Modal",
+    "!Neptune",
+    "!AWS Bedrock",
+    "!Google OAuth refresh",
+    "!Yandex IAM",
+    "!DigitalOcean OAuth",
+    "!Fly.io",
+    "!Render",
+    "!PlanetScale",
+    "!Tailscale",
+    "!Vault legacy",
+    "!1Password service",
+    "!GitHub",
+    "!GitHub fine-grained",
+    "!GitLab routable",
+    "!Buildkite",
+    "!crates.io",
+    "!Artifactory",
+    "!SonarQube",
+    "!ReadMe",
+    "!Slack app",
+    "!Discord bot",
+    "!Brevo",
+    "!Airtable",
+    "!Dropbox",
+    "!Stripe restricted",
+    "!Square access",
+    "!EasyPost",
+    "!Facebook",
+    "!Dynatrace",
+    "!SettleMint",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_secret_that_stands_for_itself_is_hidden_wherever_it_is(kind):
     secret = KINDS[kind]
@@ -63,6 +103,7 @@ def test_the_value_of_an_option_may_be_the_next_word():
     ]
 
 
+@pytest.mark.slow_cases("*", "!A", "!M1aB", "!gl", "!a.b.", "!machine a.b login c ", "!SG.")
 @pytest.mark.parametrize(
     "part",
     [

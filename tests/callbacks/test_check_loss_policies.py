@@ -199,6 +199,7 @@ def test_nothing_is_read_in_the_step(make, batches, policy):
     assert trainer.backend.counters()["host_reads"] == 0
 
 
+@pytest.mark.slow_cases("*", "!raise")
 @pytest.mark.parametrize("policy", ["raise", "skip", "rollback"])
 def test_a_dry_run_finds_nothing(make, batches, policy):
     check = CheckLoss(policy, check_gradients=True, spike_window=8, spike_threshold=50)
@@ -221,6 +222,7 @@ def test_what_is_found_is_reported_exactly_as_late_as_the_device_is(make, batche
     assert told[-1] + 1 == 3 + lag
 
 
+@pytest.mark.slow_cases("*", "!False-1-cpu", "!False-3-cpu", "!True-2-cpu")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("every", [1, 2, 3])
 @pytest.mark.parametrize("gradient", [False, True])

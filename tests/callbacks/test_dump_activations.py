@@ -48,6 +48,7 @@ def test_each_step_has_its_tensors(make, batches, device):
     assert arrays["Net.bwd.loss"].tolist() == [1.0] * 4
 
 
+@pytest.mark.slow_cases("*", "!1-steps0-cpu", "!2-steps1-fake")
 @DEVICES
 @pytest.mark.parametrize(
     ("buffer_steps", "steps"),

@@ -103,6 +103,7 @@ def test_a_device_without_a_known_peak_is_reported_once(make, batches, history, 
     assert len(history.of("flops_per_sec")) == 4
 
 
+@pytest.mark.slow_cases("*", "!None-dtype0")
 @pytest.mark.parametrize(
     ("precision", "dtype"),
     [(None, torch.float32), (MixedPrecision(), torch.bfloat16), ("double", torch.float64)],
@@ -227,6 +228,7 @@ def test_what_measures_the_model_is_not_counted(make, batches, is_first):
     assert rates.perf_metrics["total_flops"] == 3 * FLOPS
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_counted_without_a_warning(make, batches, net, recwarn):
     rates = FlopUtilization()
     make(rates, model=lambda: torch.compile(net(), backend="eager")).fit(batches)

@@ -125,6 +125,7 @@ class CrashAt(Callback):
             raise Crash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_run_that_crashes_again_and_again_leaves_no_more_than_its_number(
     make, batches, asynchronous

@@ -97,6 +97,7 @@ class Nested(Callback):
             trainer.save_checkpoint()
 
 
+@pytest.mark.slow_cases("*", "!False-extra", "!True-extra")
 @pytest.mark.parametrize(
     "saving",
     [

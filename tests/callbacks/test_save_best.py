@@ -110,6 +110,7 @@ class Weights(Callback):
         self.at[trainer.global_step] = trainer.model.head.weight.detach().clone()
 
 
+@pytest.mark.slow_cases("*", "!values0-cpu")
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 @pytest.mark.parametrize("values", [[3.0, 1.0, 2.0], [3.0, 2.0, 1.0]])
 def test_the_weights_are_those_that_had_the_value(run, values, device):
@@ -139,6 +140,7 @@ class LogInBatch(Callback):
         trainer.read([outputs["loss"].detach()], lambda values: trainer.log_metrics(read=values[0]))
 
 
+@pytest.mark.slow_cases("*", "!loss-cpu", "!at_end-cpu")
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 @pytest.mark.parametrize("metric", ["loss", "in_step", "at_end", "read"])
 def test_a_metric_of_a_training_batch_is_ignored(make, batches, caplog, device, metric):
@@ -341,7 +343,7 @@ class CrashAt(Callback):
 VALUES = [5.0, 4.0, 6.0, 3.0, 3.0, 2.0, 7.0]
 
 
-@pytest.mark.slow_cases("*-1", "*-False-3")
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("steps", [[1], [2], [3], [4], [6], [1, 3, 4, 5]], ids=str)

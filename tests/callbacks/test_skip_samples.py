@@ -93,6 +93,7 @@ def test_one_line_says_what_is_skipped(make, batches, caplog):
     assert not any("passed over" in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_continues_behind_them_and_not_twice(make, batches):
     saved = {"every": 2}
     assert places(make, loader(batches), steps=2, **saved) == [(0, 0), (0, 1)]
@@ -167,6 +168,7 @@ def test_samples_are_counted_over_a_restart(make, batches):
     assert (first.num_samples, second.num_samples) == (16, 40)
 
 
+@pytest.mark.slow_cases("*", "!False-cpu-0")
 @pytest.mark.parametrize(("device", "late"), [("cpu", 0), ("fake", 1)])
 @pytest.mark.parametrize("gradients", [False, True])
 def test_the_number_that_is_suggested_goes_past_the_bad_batch(

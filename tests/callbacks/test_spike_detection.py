@@ -48,6 +48,16 @@ def file_of(trainer_or_folder):
 # ---- spikes
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!losses0-settings0-4-cpu",
+    "!losses2-settings2-5-cpu",
+    "!losses4-settings4-4-cpu",
+    "!losses6-settings6-4-cpu",
+    "!losses8-settings8-3-cpu",
+    "!losses10-settings10-3-cpu",
+    "!losses12-settings12-3-cpu",
+)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("losses", "settings", "step"),

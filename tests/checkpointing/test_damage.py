@@ -21,6 +21,7 @@ def test_it_is_intact_as_it_was_written(path):
     assert checkpointing.read_manifest(path).step == 3
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found(path):
     chance = random.Random(0)
     files = sorted(path.iterdir())

@@ -153,6 +153,7 @@ def load_in_parts(rank, folder):
 # ---- several processes
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_a_process_reads_its_own_blocks_only(tmp_path):
     in_processes(2, save, tmp_path)
@@ -178,6 +179,7 @@ def test_what_two_processes_save_loads_whole_in_one(tmp_path):
     assert compare(WHOLE, load_into(path, {})) == []
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_what_two_processes_save_loads_in_four_with_other_parts(tmp_path):
     in_processes(2, save, tmp_path)
@@ -322,6 +324,7 @@ def load_a_damaged_one(rank, folder):
     assert not target["model"]["rows"].to_local().any()
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_damage_that_one_process_finds_keeps_all_from_changing_anything(tmp_path):
     in_processes(2, save, tmp_path)
@@ -381,6 +384,7 @@ def test_containers_and_values_come_back_with_their_types(tmp_path):
     assert compare(state, load_into(tmp_path / "checkpoint_1", {})) == []
 
 
+@pytest.mark.slow_cases("*", "!bool", "!int16", "!uint16", "!bfloat16", "!float8_e4m3fn")
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -513,6 +517,7 @@ class Payload:
         return (os.mkdir, ("ran",))
 
 
+@pytest.mark.slow_cases("*", "!shard-00000.safetensors-pickle", "!shards.json-pickle")
 @pytest.mark.parametrize("how", ["pickle", "torch.save"])
 @pytest.mark.parametrize(
     "name", ["shard-00000.safetensors", "values-00000.json", "shards.json", "manifest.json"]

@@ -99,6 +99,7 @@ print([name for name in sys.modules if name.startswith("modelzoo_trainer.zoo.con
 """
 
 
+@pytest.mark.slow
 def test_checkpoint_imports_no_reader() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, check=True, capture_output=True, text=True

@@ -148,6 +148,7 @@ def test_check_takes_the_first_section_of_a_file_and_a_mode(capsys):
     assert parse(["check", "params.yaml", "-m", "eval_all"]).mode == "eval_all"
 
 
+@pytest.mark.slow
 def test_plan_and_schema_are_the_options_of_that_name(capsys):
     words = ["params.yaml", "--world-size", "2", "--memory", "1GiB"]
     assert main(["plan", *words]) == 0

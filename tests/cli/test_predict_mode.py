@@ -87,6 +87,9 @@ def test_without_weights_they_are_refused(run, capsys, mode):
     assert run("--mode", mode, "--set", f"{mode}.ckpt_path=null") == 0
 
 
+@pytest.mark.slow_cases(
+    "*", "!test-False-options0", "!test-True-options1", "!predict-False-options2"
+)
 @pytest.mark.parametrize("options", [[], ["best"], ["last"]])
 @pytest.mark.parametrize("is_folder", [False, True])
 @pytest.mark.parametrize("mode", ["test", "predict"])

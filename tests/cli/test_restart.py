@@ -300,6 +300,7 @@ def starting(start):
     return of
 
 
+@pytest.mark.slow_cases("*", "!SIGTERM-143")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 143)])
 def test_a_signal_while_it_starts_ends_it_without_a_word(starting, name, code):
     Path("zoo_restart.py").write_text("import time\ntime.sleep(300)\n")  # it does not train
@@ -341,6 +342,7 @@ def test_an_error_of_the_operating_system_is_1_in_one_line(start):
     ]
 
 
+@pytest.mark.slow
 def test_a_job_that_slurm_queues_again_resumes_whatever_ckpt_path_it_started_from(
     start, monkeypatch
 ):

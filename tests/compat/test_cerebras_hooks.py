@@ -176,6 +176,7 @@ def test_the_order_is_core_user_loggers_global(trainer_of):
     assert names.index("checkpoint") < names.index("Notes") < names.index("Notes_2")
 
 
+@pytest.mark.slow
 def test_metrics_of_torchmetrics_are_logged_by_their_names(trainer_of):
     torchmetrics = pytest.importorskip("torchmetrics")
 

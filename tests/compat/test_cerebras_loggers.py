@@ -103,6 +103,7 @@ def test_c_tensor_board_logger__older_folders_on_request(trainer_of):
     assert list((trainer.model_dir / "eval").iterdir())
 
 
+@pytest.mark.slow
 def test_c_wandb_logger__is_one_run_that_has_the_metrics(trainer_of, monkeypatch):
     wandb = pytest.importorskip("wandb")
     sent, given = [], {}

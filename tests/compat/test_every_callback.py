@@ -80,6 +80,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 QUICK = ["--set", "trainer[1].init.loggers=[]", "--set", "trainer[2].init.loggers=[]"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_nowhere")
 @pytest.mark.filterwarnings("ignore")  # of other libraries, on their import
 @pytest.mark.parametrize(

@@ -344,6 +344,7 @@ def test_pa_31_other_modules_are_moved_when_a_run_begins(trainer_of) -> None:
     assert distill.kinds == ["cpu", "cpu", "meta", "meta"]
 
 
+@pytest.mark.slow_cases("*", "!epoch", "!end")
 @pytest.mark.parametrize(
     ("checkpoint", "keep", "steps"),
     [
@@ -363,6 +364,7 @@ def test_pa_32_states_are_saved_when_it_is_due(trainer_of, checkpoint, keep, ste
     assert sorted(found) == [f"checkpoint_{step}" for step in steps]
 
 
+@pytest.mark.slow
 def test_pa_33_a_run_goes_on_exactly_from_any_of_its_saves(trainer_of, tmp_path) -> None:
     def make(folder: str) -> Any:
         return trainer_of(

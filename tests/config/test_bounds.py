@@ -202,6 +202,7 @@ def test_merges_take_no_more_memory_than_the_bound_on_values(load, case):
     assert beyond < 4 * 2.3 * at_bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "line", "known"),
     [
@@ -224,6 +225,7 @@ def test_only_so_many_problems_have_suggestions(names, monkeypatch, head, line, 
     assert len(asked) < 2_500
 
 
+@pytest.mark.slow_cases("*", "!aliases to lists", "!lists in lists")
 @pytest.mark.parametrize(
     "case", ["aliases to lists", "aliases to mappings", "lists in lists", "keys", "a long integer"]
 )

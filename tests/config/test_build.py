@@ -221,6 +221,7 @@ def test_a_refusal_by_a_section_is_found_before_anything_is_built(complaints):
     ]
 
 
+@pytest.mark.slow
 def test_of_more_than_100_problems_the_first_100_and_the_number_of_others_are_reported(complaints):
     unknown = "".join(f"\n    odd_{number}: 1" for number in range(5_000))
     found = complaints(FILE.replace("  init:\n", f"  init:{unknown}\n", 1))

@@ -53,6 +53,7 @@ def from_file(cls: type, arguments: dict[str, Any]) -> tuple[Any, list[str]]:
     return check_arguments(place, schema_of(cls), problems), problems.lines()
 
 
+@pytest.mark.slow_cases("*", "!MixedPrecision", "!ModelEma")
 @cases
 def test_every_alias_from_a_file_is_the_name(cls, key, names) -> None:
     schema = TypeSchemas().of(schema_of(cls).parameters[key].adapter)
@@ -64,6 +65,7 @@ def test_every_alias_from_a_file_is_the_name(cls, key, names) -> None:
             jsonschema.validate(given, schema)
 
 
+@pytest.mark.slow_cases("*", "!MixedPrecision", "!HuggingFaceCheckpoint")
 @cases
 def test_every_alias_in_python_is_the_type(cls, key, names) -> None:
     if cls in REQUIRED:

@@ -100,7 +100,7 @@ def fuzz(kind: str, num_inputs: int, folder: Path) -> Attempts:
     return attempts
 
 
-@pytest.mark.slow_cases("spoilt*files", "text", "trees*", "changes", "bytes", "pieces of YAML")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_input_is_planned_or_refused(tmp_path, kind):
     attempts = fuzz(kind, CASES[kind][0], tmp_path)

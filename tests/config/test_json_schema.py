@@ -233,6 +233,7 @@ def small(names) -> Draft202012Validator:
     return Draft202012Validator(json_schema(names))
 
 
+@pytest.mark.slow
 def test_the_schema_is_one_of_draft_2020_12(shipped):
     Draft202012Validator.check_schema(shipped.schema)
     assert shipped.schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -266,6 +267,7 @@ def test_a_shipped_configuration_fits(shipped, path):
     assert complaints(shipped, content_of(path)) == []
 
 
+@pytest.mark.slow_cases("*", "!digits_mlp.yaml")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_misspelt_key_is_refused_wherever_it_is(shipped, path):
     given = content_of(path)

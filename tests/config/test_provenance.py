@@ -138,6 +138,7 @@ def _repository(folder, monkeypatch):
     return git
 
 
+@pytest.mark.slow_cases("*", "!core.fsmonitor", "!diff.external", "!filter.own.clean")
 @pytest.mark.parametrize(
     "key",
     [

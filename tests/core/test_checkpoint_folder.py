@@ -56,6 +56,7 @@ def fit(trainer_of: Any, folder: Path, root: Path, num: int = 4, *callbacks: Any
 # ---- one run at a time
 
 
+@pytest.mark.slow
 def test_a_folder_that_another_process_writes_to_is_refused(
     trainer_of, tmp_path, held, holder
 ) -> None:

@@ -433,6 +433,7 @@ def raising(name: str, at: int = 1) -> Any:
     return type("Raising", (Callback,), {name: listener})()
 
 
+@pytest.mark.slow_cases("*", "!on_fit_start-0", "!on_train_step_start-1", "!on_train_batch_end-2")
 @pytest.mark.parametrize(
     ("hook", "steps"),
     [

@@ -50,6 +50,9 @@ class Diary(Callback):
         self._count()
 
 
+@pytest.mark.slow_cases(
+    "*", "!True-settings0-lines0", "!True-settings4-lines4", "!False-settings2-lines2"
+)
 @pytest.mark.parametrize(
     ("settings", "lines"),
     [

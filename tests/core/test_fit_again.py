@@ -78,6 +78,15 @@ def lines_of(*histories: History) -> list[Any]:
     return [line for history in histories for line in history.lines]
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!list-1-False",
+    "!list-5-False",
+    "!shuffled-4-False",
+    "!growing-1-False",
+    "!growing-5-False",
+    "!stream-4-False",
+)
 @pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("step", [1, 4, 5])
 @pytest.mark.parametrize("kind", LOADERS)
@@ -171,6 +180,7 @@ def test_a_checkpoint_after_an_interrupted_fit_finishes_it_elsewhere(trainer_of,
 # ---- epochs of different lengths
 
 
+@pytest.mark.slow_cases("*", "!1-epoch", "!2-0.5", "!4-0.5", "!6-epoch", "!8-epoch")
 @pytest.mark.parametrize("frequency", ["epoch", 0.5])
 @pytest.mark.parametrize("step", range(1, 10))
 def test_epochs_that_grow_are_resumed_exactly(trainer_of, tmp_path, step, frequency):

@@ -40,6 +40,7 @@ class Ignore(Without):
 ALWAYS = ["model", "optimizer", "global_step", "dataloader", "schedulers", "rng"]
 
 
+@pytest.mark.slow_cases("*", "!model", "!dataloader")
 @pytest.mark.parametrize("key", ALWAYS)
 def test_a_run_does_not_continue_without_a_part(trainer_of, tmp_path, key):
     trainer_of(Without(key), checkpoint=Checkpoint(steps=5)).fit(BATCHES)
@@ -48,6 +49,7 @@ def test_a_run_does_not_continue_without_a_part(trainer_of, tmp_path, key):
         trainer_of().fit(BATCHES)
 
 
+@pytest.mark.slow_cases("*", "!model", "!dataloader")
 @pytest.mark.parametrize("key", ALWAYS)
 def test_what_a_user_takes_out_when_it_is_loaded_may_be_missing(trainer_of, key):
     trainer_of(checkpoint=Checkpoint(steps=5)).fit(BATCHES)

@@ -63,6 +63,7 @@ def run(trainer_of: Any, model: Any, max_steps: int, *, is_strict: bool = True) 
     return trainer
 
 
+@pytest.mark.slow_cases("*", "!True-compiled-TinyModel", "!False-compiled-TinyModel")
 @pytest.mark.parametrize(
     ("before", "now"),
     [

@@ -73,6 +73,14 @@ def test_there_is_a_row_for_each_sample_in_the_order_of_the_data(trainer_of, dev
     assert (found.is_complete, found.num_samples, found.path) == (True, 10, None)
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!memory-<lambda>-expected0",
+    "!memory-<lambda>-expected4",
+    "!memory-<lambda>-expected8",
+    "!files-<lambda>-expected2",
+    "!files-<lambda>-expected6",
+)
 @pytest.mark.parametrize(
     ("returns", "expected"),
     [
@@ -290,6 +298,9 @@ def test_one_that_is_stopped_says_so(trainer_of, caplog, arguments, raises) -> N
     assert "batches with predictions: 2." in caplog.text
 
 
+@pytest.mark.slow_cases(
+    "*", "!class-predict", "!callable-predict", "!object and optimizer-predict", "!object-predict"
+)
 @pytest.mark.parametrize("method", ["predict", "test", "validate", "validate_all"])
 @pytest.mark.parametrize(
     ("model", "optimizer", "levels"),

@@ -87,6 +87,7 @@ def test_the_steps_before_a_resumed_run_count(trained):
         trained(lambda one: torch_schedulers.OneCycleLR(one, 0.1, 20), 21)
 
 
+@pytest.mark.slow_cases("*", "!<lambda>-1_0", "!<lambda>-0_1")
 @pytest.mark.parametrize(
     ("optimizer", "num"),
     [

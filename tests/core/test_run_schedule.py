@@ -22,6 +22,7 @@ class Validations(Callback):
         self.stages.append((loop_idx, trainer.global_step))
 
 
+@pytest.mark.slow_cases("*", "!1.0-steps0", "!0.01-steps3", "!100-steps7")
 @pytest.mark.parametrize(
     ("frequency", "steps"),
     [

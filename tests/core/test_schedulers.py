@@ -260,6 +260,7 @@ def test_only_a_restored_optimizer_is_compared(run, caplog, tmp_path) -> None:
     assert warnings_in(caplog) == []
 
 
+@pytest.mark.slow_cases("*", "!<lambda>0", "!<lambda>3", "!make1", "!<lambda>8", "!<lambda>11")
 @pytest.mark.parametrize(
     "schedulers",
     [

@@ -156,6 +156,7 @@ def test_what_is_computed_again_for_the_backward_pass_is_logged_once(make, batch
 
 
 # Of torch's own look at what goes from one graph into the next.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_a_compiled_model_logs_as_well(make, batches, history):
     look = Means()

@@ -118,9 +118,7 @@ time.sleep(300)
 """
 
 
-@pytest.mark.slow_cases(
-    "None-False", "lambda found: time.sleep(60)-False", "lambda found: time.sleep(60)-True"
-)
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="fills a pipe")
 @pytest.mark.parametrize("stacks", [True, False])
 @pytest.mark.parametrize("on_hang", ["None", "lambda found: time.sleep(60)"])  # a dead disk

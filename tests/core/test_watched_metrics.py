@@ -29,6 +29,13 @@ def hints(trainer_of, caplog):
     return of
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!EarlyStopping-settings0-facts0",
+    "!EarlyStopping-settings3-facts3",
+    "!SaveBest-settings0-facts0",
+    "!SaveBest-settings3-facts3",
+)
 @pytest.mark.parametrize(
     ("settings", "facts"),
     [

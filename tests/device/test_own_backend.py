@@ -127,6 +127,20 @@ def fit(folder: Path, cls: type[Backend], *callbacks: Any, **settings: Any) -> N
 # ---- overrides
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!_checkpoint_activations",
+    "!_look",
+    "!_make_region",
+    "!autocast",
+    "!close",
+    "!for_loading",
+    "!host_state",
+    "!open",
+    "!read",
+    "!seed",
+    "!synchronize",
+)
 @pytest.mark.parametrize("name", sorted(overridable().keys() - NOT_IN_A_FIT))
 def test_a_method_that_alone_is_overridden_is_called(name: str, tmp_path: Path) -> None:
     cls, counts = counting(name)

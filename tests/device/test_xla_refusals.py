@@ -51,6 +51,7 @@ def test_a_torch_xla_for_another_torch_is_refused_with_both_versions(tmp_path: P
     assert "pip install 'modelzoo-trainer[xla]'" in message
 
 
+@pytest.mark.slow
 def test_a_torch_xla_that_does_not_import_is_refused_with_the_reason(tmp_path: Path) -> None:
     version = ".".join(torch.__version__.split(".")[:2])
     install(tmp_path, f"{version}.0", "raise ImportError('undefined symbol')")

@@ -89,6 +89,7 @@ def _walk(
     return found
 
 
+@pytest.mark.slow
 def test_in_lockstep_all_processes_return_the_same_topics_at_the_same_points() -> None:
     found = run_ranks(3, _lockstep, 40)
 
@@ -131,6 +132,7 @@ def _next_decision(control: Coordinator) -> tuple[int, tuple[str, ...]]:
     return control._consensus.point, topics
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_becomes_one_decision_and_another_topic_may_follow() -> None:
     found = run_ranks(3, _signalled)
 

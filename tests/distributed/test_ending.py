@@ -120,8 +120,8 @@ def test_an_error_of_one_ends_all_and_is_shown_once(tmp_path, undisturbed, where
 
 
 # CI: SIGKILL in each phase; an exit, which is noticed in the same way, in one.
+@pytest.mark.slow
 @pytest.mark.soak_cases("exit-*", "!exit-7-step-0")
-@pytest.mark.slow_cases("SIGKILL--9-save-0", "SIGKILL--9-validation-1")
 @pytest.mark.parametrize(("where", "rank"), [*FEW, *REST])
 @pytest.mark.parametrize(("how", "code"), [("SIGKILL", -9), pytest.param("exit", 7, marks=SLOW)])
 def test_the_end_of_one_ends_all_and_is_told_once(
@@ -283,6 +283,7 @@ def _repeat_signals_at_exit() -> None:
         atexit.register(signal.raise_signal, number)
 
 
+@pytest.mark.slow
 def test_signals_to_processes_that_exit_already_do_nothing(tmp_path, undisturbed) -> None:
     words = command(tmp_path / "run")
     with Workers(tmp_path / "w", words, prepare=_repeat_signals_at_exit) as workers:

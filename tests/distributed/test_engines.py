@@ -39,15 +39,7 @@ def close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.slow_cases(
-    "copies, sharded",
-    "sharded, by name",
-    "sharded",
-    "split, copies",
-    "split, sharded",
-    "split",
-    "uneven",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_it_equals_one_process_with_the_whole_batch(name: str) -> None:
     num, options = ARRANGEMENTS[name]
@@ -77,6 +69,7 @@ def _same_steps(rank: int) -> list[list[Any]]:
     return grads
 
 
+@pytest.mark.slow
 def test_the_first_step_adds_up_in_the_order_of_all_others() -> None:
     for first, *others in run_ranks(3, _same_steps):
         assert any(map(any, first[1]))

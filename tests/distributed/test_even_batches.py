@@ -173,6 +173,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[An
     return cache(lambda engine: run_ranks(2, train_all, tmp_path_factory.mktemp("both"), engine))
 
 
+@pytest.mark.slow_cases("*", "!smaller-DDP", "!int-DDP")
 @pytest.mark.parametrize("engine", EACH_ENGINE)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_all_numbers_are_those_of_one(tmp_path, trained, name, engine) -> None:

@@ -124,6 +124,7 @@ def _consequence(rank: int) -> Failure:
     return failure
 
 
+@pytest.mark.slow
 def test_a_lost_connection_waits_for_its_cause() -> None:
     assert run_ranks(3, _consequence) == [Failure(2, "out of memory")] * 3
 
@@ -195,6 +196,7 @@ def _killed(rank: int, victim: int) -> tuple[int, str, str]:
     return -1, "nothing happened", ""
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_named_by_all_others() -> None:
     found = try_ranks(3, _killed, 1)
 
@@ -351,6 +353,7 @@ def _leaves(rank: int) -> Failure | None:
     return control.failure
 
 
+@pytest.mark.slow
 def test_processes_that_say_good_bye_are_not_taken_for_dead() -> None:
     assert run_ranks(3, _leaves, stay=False) == [None] * 3
 
@@ -372,6 +375,7 @@ def _until_gone(store: dist.Store) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_the_store_may_end_before_a_process_has_heard_that_the_run_is_over() -> None:
     assert run_ranks(2, _hears_late, stay=False) == [None] * 2
 

@@ -63,6 +63,7 @@ def train(
         return trainer.global_step, seen, [float(result.metrics["validate_0/loss"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [(LABELLED, EMPTY), (EMPTY, LABELLED)])
 def test_labels_on_one_process_are_enough(tmp_path: Path, first: tuple[bool, bool]) -> None:
     both = run_ranks(2, train, tmp_path, (*first, LABELLED, LABELLED), first, timeout_s=60)
@@ -73,6 +74,7 @@ def test_labels_on_one_process_are_enough(tmp_path: Path, first: tuple[bool, boo
         assert losses[0] > 3  # about log(51): a row without a label does not halve it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trained", "validated", "what"),
     [

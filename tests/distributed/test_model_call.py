@@ -49,7 +49,7 @@ def learn_by_each_call(rank: int, folder: Path, backend: Any) -> list[list[Any]]
     return [learn(rank, folder, backend, kind) for kind in kinds]
 
 
-@pytest.mark.slow_cases("shard")
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [{}, {"parallel": {"shard": 2}}], ids=["replicate", "shard"])
 def test_the_call_does_not_change_what_is_learnt(tmp_path, backend) -> None:
     for first, *others in run_ranks(2, learn_by_each_call, tmp_path, backend):

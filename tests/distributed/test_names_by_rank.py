@@ -67,6 +67,7 @@ def validate(rank: int, folder: Path) -> list[dict[str, Any]]:
         return [dict(trainer.validate(loader, ckpt_path=None).metrics) for loader in loaders]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [2, 3])
 def test_metrics_that_only_some_processes_have_are_those_of_one_process(tmp_path, num):
     alone = validate(0, tmp_path / "alone")
@@ -103,7 +104,7 @@ def validate_odd(rank: int, folder: Path, kind: str) -> None:
         trainer.validate(numbers(0, 4), ckpt_path=None)
 
 
-@pytest.mark.slow_cases("num_items-*", "shape-*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "what"),
     [
@@ -309,6 +310,7 @@ def measure(rank: int, folder: Path) -> dict[str, Any]:
     return {name: value for name, value in metrics.items() if name.startswith("score")}
 
 
+@pytest.mark.slow
 def test_padding_batches_do_not_change_metric_modules(tmp_path):
     for found in run_ranks(3, measure, tmp_path):
         assert found == {"score/sum": 15, "score/num": 5}

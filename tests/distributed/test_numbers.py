@@ -54,6 +54,7 @@ def equal_runs(
 
 
 # CI: each engine, and each way to count.
+@pytest.mark.slow
 @pytest.mark.soak_cases(
     "DDP-None",
     "FSDP2-int",
@@ -65,7 +66,6 @@ def equal_runs(
     "TP and FSDP2-None",
     "TP and FSDP2-int",
 )
-@pytest.mark.slow_cases("TP-None")
 @pytest.mark.parametrize(
     ("engine", "counts"),
     [

@@ -72,6 +72,7 @@ def families() -> Iterator[list[Family]]:
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
+@pytest.mark.slow_cases("*", "!stops-between0")
 @needs_proc
 @pytest.mark.parametrize(
     ("how", "between"),

@@ -97,7 +97,7 @@ def predict_each(rank: int, folder: Path, cases: list[dict[str, Any]]) -> list[d
 MODES = {"memory": {}, "files": {"max_in_memory": 60}, "one in files": {"max_in_memory": 200}}
 
 
-@pytest.mark.slow_cases("3-*", "2-one in files")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [2, 3])
 def test_all_processes_have_all_rows_in_order(tmp_path, count, mode) -> None:
@@ -119,6 +119,7 @@ def test_all_processes_have_all_rows_in_order(tmp_path, count, mode) -> None:
             assert len(list((folder / "predictions").glob("*_rank_*"))) >= count
 
 
+@pytest.mark.slow
 def test_output_dir_has_the_files_of_all(tmp_path) -> None:
     run_ranks(2, predict, tmp_path / "run", {"output_dir": tmp_path / "out"})
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -135,18 +136,21 @@ def test_lists_are_divided_as_well(tmp_path) -> None:
         assert found["rows"] == numbers(9).tolist()
 
 
+@pytest.mark.slow
 def test_loaders_of_their_own_are_warned_of_and_padding_is_dropped(tmp_path) -> None:
     results = run_ranks(2, predict, tmp_path, {"kind": "own"})
     assert [found["rows"] for found in results] == [[0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0]] * 2
     assert any("ordered by batch" in line for line in results[0]["told"])
 
 
+@pytest.mark.slow
 def test_a_sampler_that_divides_is_refused_by_all(tmp_path) -> None:
     results = try_ranks(2, predict, tmp_path, {"kind": "sampler"}, stay=False)
     assert [ok for ok, _ in results] == [False, False]
     assert all("has a sampler that shards the data" in said for _, said in results)
 
 
+@pytest.mark.slow
 def test_a_stop_of_one_process_ends_all_at_the_same_batch(tmp_path) -> None:
     results = run_ranks(2, predict, tmp_path, {"num": 400, "size": 1, "stops": True})
     assert [found["is_complete"] for found in results] == [False, False]
@@ -175,6 +179,7 @@ def refused(rank: int, folder: Path) -> None:
     predict(rank, folder / "run", {"output_dir": folder / "out"})
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_used_is_refused_by_all(tmp_path) -> None:
     results = try_ranks(2, refused, tmp_path, stay=False)
     assert [ok for ok, _ in results] == [False, False]

@@ -108,6 +108,7 @@ def _meet_without_agent(rank: int, port: int) -> bytes:
     return _meet(rank)
 
 
+@pytest.mark.slow
 def test_without_an_agent_the_first_process_hosts_the_port_that_is_given() -> None:
     assert run_ranks(3, _meet_without_agent, free_port()) == [b"hello"] * 3
 
@@ -265,6 +266,7 @@ input()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_prefixed", [False, True])
 def test_a_second_connection_to_a_store_whose_host_is_gone_fails_soon(
     monkeypatch, is_prefixed
@@ -299,6 +301,7 @@ def _wait_in_vain(rank: int) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_who_has_not_come_is_named() -> None:
     assert "1 of 2 processes have not joined within 0.5 s: 1." in run_ranks(2, _wait_in_vain)[0]
 

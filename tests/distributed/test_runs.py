@@ -118,7 +118,7 @@ WRONG = {
 }
 
 
-@pytest.mark.slow_cases("misspelt")
+@pytest.mark.slow_cases("*", "!mesh")
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_said_once_and_all_end(tmp_path, name) -> None:
     changes, message = WRONG[name]
@@ -131,6 +131,7 @@ def test_what_is_wrong_is_said_once_and_all_end(tmp_path, name) -> None:
     assert nothing_was_written(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_data_that_one_process_does_not_have_are_missing_for_all(tmp_path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be " * 200)
     data = "fit.train_dataloader={data_processor: TextFileProcessor, data_dir: text.txt, "

@@ -149,6 +149,7 @@ def refusals(rank: int) -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 def test_what_cannot_be_split_is_refused() -> None:
     facts = [
         ("backend.parallel.tensor is 2", "Linear", "'tensor_plan'", "colwise_gather, rowwise"),

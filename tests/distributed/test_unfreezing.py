@@ -55,6 +55,7 @@ def fit(rank: int, folder: Path, what: str) -> str:
     return f"ended at {trainer.global_step}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "name"), [("unfrozen", "body.weight"), ("new", "head.bias")])
 def test_a_gradient_that_is_not_averaged_ends_the_run_on_all_processes(
     tmp_path: Path, what: str, name: str

@@ -77,6 +77,7 @@ def plain(value: Any) -> Any:
     return value
 
 
+@pytest.mark.slow_cases("*", "!0-0", "!0-6", "!2-2")
 @pytest.mark.parametrize("start", [0, 2, 5, 6, 40])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_pass_goes_on_from_any_position_whatever_loads_it(start, workers) -> None:
@@ -330,6 +331,7 @@ class Padding:
         return torch.stack(samples)
 
 
+@pytest.mark.slow_cases("*", "!False-False-named0-left_out0-0", "!True-False-named2-left_out2-0")
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
     ("changes", "counts", "named", "left_out"),

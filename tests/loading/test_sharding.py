@@ -96,6 +96,14 @@ def whole(loader: DataLoader[Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!plain-False-2",
+    "!plain-True-2",
+    "!shuffled-False-3",
+    "!shuffled-True-3",
+    "!backwards-False-4",
+)
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "shuffled", "backwards"])

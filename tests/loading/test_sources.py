@@ -158,6 +158,7 @@ def test_data_that_ends_before_the_place_ends_the_epoch_with_a_warning(trainer_o
     assert "after batch 6 of epoch 1, but train_dataloader has only 5 batches" in warned
 
 
+@pytest.mark.slow_cases("*", "!4-7-2-6")
 @pytest.mark.parametrize(
     ("before", "now", "num", "again"), [(4, 7, 2, 6), (4, 2, 10, 0), (5, 3, 8, 1)]
 )
@@ -223,6 +224,7 @@ def test_a_second_fit_begins_a_pass(trainer_of) -> None:
     assert trainer.data.epoch == 1
 
 
+@pytest.mark.slow_cases("*", "!False-False")
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_end_with_the_fit(trainer_of, fails, persistent) -> None:
@@ -255,6 +257,7 @@ def test_a_fit_leaves_the_loader_that_was_given_as_it_was(trainer_of) -> None:
     assert torch.equal(generator.get_state(), torch.Generator().manual_seed(1).get_state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_callback_draws_is_the_same_in_each_run(trainer_of, tmp_path, workers) -> None:
     class Noise(Counted):

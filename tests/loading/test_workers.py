@@ -132,6 +132,7 @@ def test_a_worker_that_begins_after_its_parent_is_gone_ends(tmp_path) -> None:
         assert wait_until_gone(workers) == []
 
 
+@pytest.mark.slow_cases("*", "!SIGINT")
 @linux
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_signals_of_a_group_do_not_end_workers(name) -> None:
@@ -186,6 +187,7 @@ class Handlers(Dataset):
         return own, subprocess.run(program, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts in /proc")
 def test_the_pipes_of_workers_are_closed_without_the_garbage_collector() -> None:
     loader = DataLoader(range(4), num_workers=2)
@@ -301,6 +303,7 @@ def test_the_end_of_workers_does_not_hide_why_they_were_ended() -> None:
     assert list(start_iterator([1])) == [1]  # nor is it an error of anybody else
 
 
+@pytest.mark.slow_cases("*", "!its batch")
 @pytest.mark.parametrize("awaits", ["its batch", "another's", "a start", "a plain one's"])
 def test_a_worker_that_dies_is_an_error_only_where_data_is_awaited(awaits) -> None:
     iterator = start_iterator(DataLoader(range(40), num_workers=2))
@@ -367,6 +370,7 @@ class Broken:
         raise self.error
 
 
+@pytest.mark.slow_cases("*", "!False-error0", "!True-error0")
 @pytest.mark.parametrize("error", [EOFError(), ConnectionResetError(), FileNotFoundError()])
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_a_worker_that_dies_while_its_last_batch_is_received_is_named(error, in_thread) -> None:
@@ -464,6 +468,7 @@ def test_workers_of_a_loader_that_hides_them_died_within_a_batch() -> None:
     iterator.given.close()
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.usefixtures("_limit")
 def test_the_thread_that_pins_memory_is_not_waited_for_when_a_worker_has_died(monkeypatch) -> None:

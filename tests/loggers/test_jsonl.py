@@ -157,9 +157,7 @@ def settings(**more):
     return {"loop": loop, "checkpoint": Checkpoint(steps=3), **more}
 
 
-@pytest.mark.slow_cases(
-    "fake-*-False", "cpu-*-True", "cpu-*, 8*-False", "fake-?[48]?-True", "cpu-?[36]?-False"
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("after_validation", [False, True])
 @pytest.mark.parametrize("crashes", [[3], [4], [6], [8], [3, 5, 6, 8]], ids=str)
 @pytest.mark.parametrize("device", ["cpu", "fake"])
@@ -196,6 +194,7 @@ class GoBack(Callback):
             raise RollBack("bad", step=trainer.global_step, batches=[], cause=found)
 
 
+@pytest.mark.slow_cases("*", "!cpu-4", "!fake-4")
 @pytest.mark.parametrize("step", [4, 5, 8])
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 def test_a_run_that_goes_back_takes_its_lines_back(make, batches, tmp_path, step, device):
@@ -266,6 +265,7 @@ def test_a_run_that_begins_with_anothers_checkpoint_keeps_to_its_own_file(make, 
     assert (first.model_dir / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow_cases("*", "!load")
 @pytest.mark.parametrize("first", ["load", "validate", "both"])
 def test_a_fit_after_a_load_removes_the_steps_that_it_takes_again(make, batches, tmp_path, first):
     whole = make(JsonlLogger(), **settings(model_dir=tmp_path / "whole"))
@@ -397,6 +397,7 @@ def test_a_trainer_that_loads_an_older_checkpoint_takes_its_lines_back(make, bat
 # ---- beginning anew
 
 
+@pytest.mark.slow_cases("*", "!other name", "!no autoload")
 @pytest.mark.parametrize(
     ("checkpoint", "ckpt_path"),
     [

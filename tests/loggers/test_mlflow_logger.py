@@ -60,6 +60,7 @@ class Extra(Callback):
         trainer.log_metrics_dict({"odd(name)": 2})
 
 
+@pytest.mark.slow
 def test_numbers_are_points_at_their_steps(make, batches, uri):
     losses = Losses()
     trainer = make(MLflowLogger("exp", "a name", uri, tags={"who": "us"}), callbacks=[losses])

@@ -117,6 +117,7 @@ ONCE = {
 }
 
 
+@pytest.mark.slow_cases("*", "!tensorboard-ended", "!jsonl-ended")
 @pytest.mark.parametrize("dies", [False, True], ids=["ended", "died"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_logs_each_value_once(kind, dies, run, tmp_path, monkeypatch):

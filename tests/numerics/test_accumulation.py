@@ -80,6 +80,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow_cases("*", "!even-None", "!ragged-int", "!a short last window-tensor")
 @pytest.mark.parametrize("counts", [None, "int", "tensor"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_a_window_has_the_gradient_and_the_loss_of_one_batch(

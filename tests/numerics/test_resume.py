@@ -74,7 +74,7 @@ class Runs:
         return trainer
 
 
-@pytest.mark.slow_cases("*-torch", "14-*", "20-*", "5-*", "10-*")
+@pytest.mark.slow_cases("*", "!3-ours")
 @pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 @pytest.mark.parametrize("step", [3, 5, 7, 10, 14, 20])
 def test_a_resumed_run_ends_at_the_same_weights(trainer_of, tmp_path, scheduler, step) -> None:
@@ -123,6 +123,7 @@ def test_a_resumed_run_with_max_steps_ends_at_the_same_weights(trainer_of, tmp_p
     assert differing(weights_of(trainer), expected) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_broken_twice_ends_at_the_same_weights(trainer_of, tmp_path) -> None:
     runs = Runs(trainer_of, tmp_path)
     expected = runs.unbroken()
@@ -136,6 +137,7 @@ def validations_of(recorder: Any) -> int:
     return int(recorder.count("on_validate_start"))
 
 
+@pytest.mark.slow_cases("*", "!3-5", "!7-4")
 @pytest.mark.parametrize(("step", "left"), [(3, 5), (5, 5), (7, 4), (10, 4), (20, 2)])
 def test_a_resumed_run_validates_where_the_unbroken_one_does(
     trainer_of, tmp_path, step, left
@@ -171,6 +173,7 @@ def test_a_pass_that_is_resumed_begins_once(trainer_of, tmp_path, step) -> None:
     assert epochs == {3: [0, 1, 2], 7: [1, 2]}[step]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_named_is_loaded(trainer_of, tmp_path) -> None:
     runs = Runs(trainer_of, tmp_path)
     expected = runs.unbroken()
@@ -187,6 +190,7 @@ def test_no_checkpoint_is_loaded_if_none_is_wanted(trainer_of, tmp_path) -> None
     assert trainer.data.num_batches == 21
 
 
+@pytest.mark.slow
 def test_a_validation_before_a_resumed_fit_changes_nothing(trainer_of, tmp_path) -> None:
     runs = Runs(trainer_of, tmp_path)
     expected = runs.unbroken()
@@ -198,6 +202,7 @@ def test_a_validation_before_a_resumed_fit_changes_nothing(trainer_of, tmp_path)
     assert differing(weights_of(trainer), expected) == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_loaded_by_hand_is_resumed_from(trainer_of, tmp_path) -> None:
     runs = Runs(trainer_of, tmp_path)
     expected = runs.unbroken()

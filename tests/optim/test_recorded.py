@@ -123,6 +123,18 @@ def undocumented(part: str) -> list[str]:
     return [name for name in SETTINGS[part] if name not in DOCUMENTED]
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!AdamW",
+    "!AdamW/ams",
+    "!SGD",
+    "!SGD/max",
+    "!Lamb/wd",
+    "!Adafactor/scale",
+    "!Adagrad",
+    "!Adamax",
+    "!ASGD",
+)
 @pytest.mark.parametrize("name", undocumented("optimizers"))
 def test_an_optimizer_has_the_weights_of_the_original(name: str) -> None:
     assert is_equal(weights_of(name), WEIGHTS[name])

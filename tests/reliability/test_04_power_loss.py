@@ -84,6 +84,7 @@ class Story:
         shutil.rmtree(self.image)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "images"), [(5, 4), pytest.param(25, 25, marks=pytest.mark.soak)]
 )

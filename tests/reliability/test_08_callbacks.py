@@ -115,8 +115,8 @@ def test_all_that_have_state_are_here(tmp_path) -> None:
 
 
 # CI: each group that changes the course of a run.
+@pytest.mark.slow
 @pytest.mark.soak_cases("flops")
-@pytest.mark.slow_cases("early", "not_finite", "spikes")
 @pytest.mark.parametrize(
     "group",
     [

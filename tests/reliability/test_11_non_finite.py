@@ -35,7 +35,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_sta
     count(trials=1)
 
 
-@pytest.mark.slow_cases("skip-3", "rollback-1")
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_a_run_goes_past_losses_that_are_not_finite(runs, count, policy, accumulate) -> None:

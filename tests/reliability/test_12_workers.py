@@ -34,7 +34,7 @@ def test_a_worker_that_fails_ends_the_run_with_a_clear_error(runs, count, fault,
     count(faults=times, orphans=0)
 
 
-@pytest.mark.slow_cases("kill")
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "raise"])
 def test_a_run_whose_worker_failed_goes_on_when_it_is_started_again(runs, count, fault) -> None:
     plan = {"workers": 2, "steps": 12}

@@ -100,6 +100,7 @@ def test_an_entry_of_another_kind_is_a_checkpoint_error_or_the_run_goes_on(
     assert len(forged) / 2 < refused < len(forged)
 
 
+@pytest.mark.slow_cases("*", "!place0-x-loop", "!place3-None-optimizer", "!place6-None-checkpoint")
 @pytest.mark.parametrize(
     ("place", "value", "part"),
     [

@@ -122,6 +122,7 @@ def test_the_end_of_a_fit_is_mailed(make, batches, mail_server):
     assert addresses == ["<a@x.org>", "<b@x.org>"]
 
 
+@pytest.mark.slow_cases("*", "!fit-Training")
 @pytest.mark.parametrize(
     ("hook", "what"), [("fit", "Training"), ("train", "Training"), ("validate", "Validation")]
 )

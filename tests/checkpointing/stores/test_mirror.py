@@ -299,6 +299,7 @@ READERS = {
 }
 
 
+@pytest.mark.slow_cases("*", "!load-save", "!load_into-save_sharded", "!tensor_table-save")
 @pytest.mark.parametrize("save_as", [checkpointing.save, save_sharded])
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_a_copy_that_is_removed_before_it_is_opened_is_downloaded_again(

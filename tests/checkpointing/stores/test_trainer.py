@@ -218,6 +218,7 @@ def test_training_goes_on_while_the_store_is_down(
     assert stored(store) == {"checkpoint_2", "checkpoint_4", "checkpoint_6"}
 
 
+@pytest.mark.slow
 def test_end_of_a_run_says_what_could_not_be_uploaded(
     run_on: Make, url: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
     return DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="fork")
 
 
+@pytest.mark.slow
 def test_workers_are_forked_each_epoch_beside_it(trainer_of) -> None:
     trainer = trainer_of(num_epochs=3, loggers=[ProgressLogger(interval_s=0.0)], progress="bar")
     assert trainer.fit(loader(), loader()).steps == 18

@@ -54,6 +54,7 @@ def momentum(model):
     )
 
 
+@pytest.mark.slow_cases("*", "!static-adamw", "!set-adamw")
 @pytest.mark.parametrize("optimizer", [adamw, momentum])
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_masked_stays_zero_in_weights_gradients_and_state(make, batches, name, optimizer):
@@ -335,6 +336,7 @@ def test_without_sparsity_no_hook_of_a_step_is_called():
     assert own - sparsity.idle_hooks == {"on_load_checkpoint"}
 
 
+@pytest.mark.slow_cases("*", "!static-meta", "!set-meta")
 @pytest.mark.parametrize("device", ["meta", "fake"])
 @pytest.mark.parametrize("name", ALL)
 def test_it_runs_without_a_host_read_in_the_step(make, batches, name, device):

@@ -17,6 +17,7 @@ def warnings(caplog):
     return lambda: [record.getMessage() for record in caplog.records if "eport" in record.message]
 
 
+@pytest.mark.slow
 def test_the_report_is_there_when_a_fit_has_ended(make, batches, warnings):
     trainer = make(Report(), loggers=JsonlLogger())
     trainer.fit(batches, batches[:2])
@@ -27,6 +28,7 @@ def test_the_report_is_there_when_a_fit_has_ended(make, batches, warnings):
     assert warnings() == []
 
 
+@pytest.mark.slow
 def test_it_is_there_after_a_validation_alone(make, batches, tmp_path):
     trainer = make(Report(path=tmp_path / "of_validation.html"), loggers=JsonlLogger())
     trainer.validate(batches[:2])
@@ -39,6 +41,7 @@ class Fail(Callback):
             raise ValueError("of the user")
 
 
+@pytest.mark.slow
 def test_it_tells_how_a_fit_has_failed(make, batches):
     trainer = make(Report(), Fail(), loggers=JsonlLogger())
     with pytest.raises(ValueError, match="of the user"):
@@ -116,6 +119,7 @@ def test_without_the_time_it_is_written_at_the_end_only(make, batches, started):
     assert started.num == 1
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_one_warning(make, batches, warnings):
     trainer = make(Report(), loggers=JsonlLogger())
     (trainer.model_dir / "report.html").write_text("mine")

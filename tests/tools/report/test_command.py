@@ -134,6 +134,7 @@ def test_a_port_must_be_a_number(port, run, capsys):
     assert repr(port) in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_module_runs_alone_and_imports_no_torch(run, tmp_path):
     code = (
         "import sys; from modelzoo_trainer.tools.report.command import main; "

@@ -83,6 +83,7 @@ def status_of(port, hosts):
         return answer.status
 
 
+@pytest.mark.slow_cases("*", "!hosts0", "!hosts4", "!hosts8")
 @pytest.mark.parametrize(
     "hosts",
     [

@@ -100,6 +100,7 @@ def test_a_run_that_crashed_once_is_restarted_and_reported(run):
     assert [fact for fact in facts if fact not in done.told[0]] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc here")
 def test_attempts_keep_no_file_descriptor_open(run):
     nums = []
@@ -134,6 +135,7 @@ def test_a_crash_loop_ends_when_the_budget_is_used_up(run):
     assert "Not restarting: 2 restarts" in done.told[2]
 
 
+@pytest.mark.slow
 def test_progress_gives_the_whole_budget_back(run):
     plan = [[f"start:{2 * n}", f"train:{2 * n + 2}", f"fail:{n}"] for n in range(4)]
     done = run(*plan, ["exit:0"], num_restarts=1)
@@ -148,6 +150,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(run):
     assert "Not restarting: the same error" in done.told[1]
 
 
+@pytest.mark.slow_cases("*", "!acts0-1-end0", "!acts3-143-end3")
 @pytest.mark.parametrize(
     ("acts", "code", "end"),
     [
@@ -239,6 +242,7 @@ def test_a_child_that_cannot_be_killed_is_named(run, monkeypatch):
 # ---- signals, and the end of the supervisor itself
 
 
+@pytest.mark.slow_cases("*", "!SIGTERM-143")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130)])
 def test_a_signal_is_passed_on_once_and_the_run_ends(run, name, code):
     def send():
@@ -334,6 +338,7 @@ def test_a_child_dies_with_its_supervisor_which_knows_nothing_of_torch(tmp_path)
 # ---- the ledger
 
 
+@pytest.mark.slow
 def test_the_seconds_of_the_ledger_add_up(run):
     first = ["start:0", "train:1", "train:2", "save:2", "train:3", "signal:SIGKILL"]
     before = time.monotonic()

@@ -121,6 +121,7 @@ def texts():
     return [tuple(torch.randint(6, (2, 4, 3), generator=generator).unbind()) for _ in range(10)]
 
 
+@pytest.mark.slow_cases("*", "!cpu-{}", "!fake-{}")
 @pytest.mark.parametrize(
     "settings", [{}, {"shares": True}, {"padding_idx": 1}, {"width": 16}], ids=str
 )
@@ -182,6 +183,7 @@ def test_a_step_of_one_example_has_norms_and_no_noise(make, batches, history):
     assert not values(history, "gradient_noise_scale")
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_the_same_norms(make, batches, history, tmp_path):
     make(ComputeNormGNS(ALL), log_steps=2).fit(batches)
     plain = values(history, "pegsqnorm/layers.1")

@@ -48,6 +48,7 @@ def test_all_models_are_here() -> None:
     assert set(MODELS) == set(OTHERS) == set(NAMES)
 
 
+@pytest.mark.slow_cases("*", "!zoo-bert", "!zoo-esm2", "!zoo.pt-bert", "!zoo.pt-esm2")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("target", ["zoo", "zoo.pt"])
 def test_weights_go_to_the_names_of_the_model_zoo_and_back(

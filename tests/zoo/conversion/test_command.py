@@ -388,6 +388,9 @@ def folder_for(words: str, exported: Path, params: Path, tmp_path: Path) -> Path
     return folder
 
 
+@pytest.mark.slow_cases(
+    "*", "!--from hf-config.json", "!--from hf-vocab.txt", "!--to hf-merges.txt"
+)
 @pytest.mark.parametrize(
     ("words", "name"), [(words, name) for words, names in LINKED.items() for name in names]
 )

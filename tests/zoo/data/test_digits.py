@@ -54,6 +54,7 @@ def test_the_last_smaller_batch_can_be_skipped() -> None:
     assert len(rows(split="val", drop_last=True)[0]) == 300
 
 
+@pytest.mark.slow
 def test_they_are_those_that_scikit_learn_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     found = DigitsProcessor(batch_size=1).load()
     monkeypatch.setattr(Path, "is_file", lambda self: False)  # its file is elsewhere
@@ -63,6 +64,7 @@ def test_they_are_those_that_scikit_learn_loads(monkeypatch: pytest.MonkeyPatch)
     assert all(map(torch.equal, found, loaded))
 
 
+@pytest.mark.slow
 def test_they_are_loaded_without_importing_scikit_learn() -> None:
     program = """if True:
         import sys
@@ -74,6 +76,7 @@ def test_they_are_loaded_without_importing_scikit_learn() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_a_share_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"val_fraction: expected a number in \(0, 1\), got 0.0"):
         DigitsProcessor(batch_size=1, val_fraction=0.0)

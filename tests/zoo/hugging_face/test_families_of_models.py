@@ -134,6 +134,7 @@ def check_logits(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow_cases("*", "!bert", "!bert, classes", "!t5, gated")
 @torch.no_grad()
 @pytest.mark.parametrize("case", CASES)
 def test_weights_go_from_hugging_face_and_back(case: str, tmp_path: Path) -> None:
@@ -156,6 +157,7 @@ def test_weights_go_from_hugging_face_and_back(case: str, tmp_path: Path) -> Non
     assert models[0] == models[1]
 
 
+@pytest.mark.slow_cases("*", "!bert")
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["bert", "esm", "t5, gated", "vit"])
 def test_weights_go_from_hugging_face_to_the_names_of_the_model_zoo_and_back(
@@ -214,6 +216,7 @@ def test_the_head_of_a_published_masked_model_alone_is_read(tmp_path: Path) -> N
     assert "nsp_head.weight" not in model.state_dict()
 
 
+@pytest.mark.slow_cases("*", "!bert-changes0-bert-BertForMaskedLM")
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "changes", "kind", "cls"),
@@ -263,6 +266,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow_cases(
+    "*",
+    "!bert-changes0-norm_first: true",
+    "!bert-changes3-attention_logits_alpha: 2.0",
+    "!bert-changes7-nonlinearity",
+    "!esm2-changes10-use_final_layer_norm: false",
+    "!t5-changes14-encoder_attention_logits_alpha: 2.0",
+    "!transformer-changes17-norm_type: layernorm",
+)
 @pytest.mark.parametrize(("name", "changes", "fact"), REFUSED)
 def test_settings_without_counterpart_are_refused_by_name(
     name: str,

@@ -280,6 +280,7 @@ def weights(model: Any, prefix: str) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_decoder_and_keeps_it_as_reference_when_resumed(tmp_path: Any) -> None:
     torch.manual_seed(5)
     decoder = model_class("gpt2")(**DECODER)

@@ -49,6 +49,9 @@ def recorded(model: Decoder, start: Tensor, num: int, **how: Any) -> tuple[Tenso
     return made, torch.stack(scores)
 
 
+@pytest.mark.slow_cases(
+    "*", "!alibi", "!fixed", "!softcap", "!gptj, sinks", "!final softcap", "!experts"
+)
 @OF_CASES
 def test_the_cache_changes_neither_tokens_nor_logits(changes: dict[str, Any]) -> None:
     model = make(**changes)

@@ -62,6 +62,7 @@ def fit(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_masks_and_losses(fit):
     whole = fit("whole", 8)
     first, second = fit("parts", 3), fit("parts", 8)

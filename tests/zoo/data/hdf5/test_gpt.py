@@ -111,6 +111,7 @@ def test_a_function_makes_samples_of_the_arrays(folder):
 # ---- the order
 
 
+@pytest.mark.slow_cases("*", "!False-sizes0", "!True-sizes0")
 @pytest.mark.parametrize("sizes", [[23], [1, 2, 3, 4, 5, 1, 7], [1] * 23])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_order_does_not_depend_on_the_files(folder, sizes, shuffle):
@@ -119,6 +120,7 @@ def test_the_order_does_not_depend_on_the_files(folder, sizes, shuffle):
     assert batches(folder(samples(23), sizes), shuffle=shuffle, shuffle_seed=3) == whole
 
 
+@pytest.mark.slow_cases("*", "!sizes0")
 @pytest.mark.parametrize("sizes", [[161], [7, 100, 54], [1] * 161])
 def test_the_order_of_windows_does_not_depend_on_the_files(folder, sizes):
     options = {"shuffle": True, "max_sequence_length": LENGTH}

@@ -108,6 +108,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow_cases("*", "!vsl", "!mlm, gathered, vsl", "!chat, vsl")
 @pytest.mark.parametrize("name", list(RUNS))
 def test_each_mode_writes_its_rows_and_counts(source: Path, name: str) -> None:
     settings = settings_of(source, name)

@@ -221,6 +221,7 @@ def write_parquet(path, rows) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
+@pytest.mark.slow
 def test_processes_do_not_change_a_byte(source, monkeypatch) -> None:
     many(source)
     run(source, out="one")
