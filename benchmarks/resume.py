@@ -37,11 +37,12 @@ def seconds_to_next(loader: DataLoader[torch.Tensor], step: int) -> float:
     start = EpochStart(
         epoch=3,
         batch_idx=step,
+        offset=step,
         seeds=EpochSeeds(order=1, fetches=2, samples=3),
         restores=True,
     )
     begin = time.perf_counter()
-    source = make_source(loader, WHOLE, lambda own: [own])
+    source = make_source(loader, WHOLE, lambda own: [own], "train")
     number, _ = next(iter(source.begin(start)))
     taken = time.perf_counter() - begin
     source.close()
