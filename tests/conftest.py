@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -42,6 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     whole = not any("::" in arg for arg in config.args)
     for name in ("slow", "soak"):
         _mark_cases(items, name, whole=whole)
+    _thin_out(items)
     if config.option.part is not None:
         number, count = map(int, config.option.part.split("/"))
         others = [item for item in items if crc32(item.nodeid.encode()) % count != number]
@@ -79,6 +81,23 @@ def _mark_cases(items: list[pytest.Item], name: str, *, whole: bool) -> None:
     empty = [function for function, num in left.items() if not num]
     if empty and whole:
         raise pytest.UsageError(f"{name}_cases leaves no case for CI of {empty}")
+
+
+def _thin_out(items: list[pytest.Item]) -> None:
+    """Mark as slow the cases that `slow_cases(every=n)` leaves out: all but one of each n.
+
+    Its place is another one in each n cases, so that each value of an inner parameter has its turn.
+    """
+    counts: Counter[str] = Counter()
+    for item in items:
+        steps = [mark.kwargs["every"] for mark in item.iter_markers("slow_cases") if mark.kwargs]
+        if not steps or "slow" in item.keywords or "soak" in item.keywords:
+            continue
+        function = item.nodeid.partition("[")[0]
+        block, place = divmod(counts[function], steps[0])
+        counts[function] += 1
+        if place != -block % steps[0]:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -48,37 +48,8 @@ def imported(path: str) -> tuple[object, list[str]]:
     return found, [str(warning.message) for warning in caught]
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!advice",
-    "!callbacks.activation_hooks",
-    "!callbacks.expert_load",
-    "!callbacks.lora",
-    "!callbacks.move_modules",
-    "!callbacks.report",
-    "!callbacks.tensor_listeners",
-    "!checkpointing.overview",
-    "!config.foreign",
-    "!console",
-    "!core.checkpoint_writer",
-    "!core.named_checkpoints",
-    "!core.run_log",
-    "!core.trainer_arguments",
-    "!data",
-    "!data.sharded_stream",
-    "!evaluation",
-    "!hugging_face",
-    "!metric_direction",
-    "!models.freezing",
-    "!models.sync_batch_norm",
-    "!plugins",
-    "!preprocessing.hooks",
-    "!report",
-    "!shown_path",
-    "!stores",
-    "!user_modules",
-)
 @pytest.mark.parametrize("path", sorted({*MOVED, *DOCUMENTED}))
+@pytest.mark.slow_cases(every=4)
 def test_a_former_path_gives_the_same_module(path: str) -> None:
     new = PREFIX + str(present_path(path))
     found, messages = imported(path)

@@ -90,8 +90,8 @@ def shadowed(tmp_path, *command):
     return done.returncode, done.stderr
 
 
-@pytest.mark.slow_cases("*", "!options0")
 @pytest.mark.parametrize("options", [["--check"], ["--plan"], ["--compile-only"], []])
+@pytest.mark.slow_cases(every=4)
 def test_every_command_started_beside_a_module_called_backends_says_so(tmp_path, options):
     code, err = shadowed(tmp_path, "-m", "modelzoo_trainer", "-p", "params.yaml", *options)
     assert code == 2

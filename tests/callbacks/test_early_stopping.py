@@ -131,8 +131,8 @@ class KillAt(Callback):
             raise Killed
 
 
-@pytest.mark.slow_cases("*", "!2")
 @pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.slow_cases(every=4)
 def test_a_run_that_was_killed_ends_where_the_unbroken_one_does(run, make, batches, tmp_path, step):
     values = [3.0, 1.0, 2.0, 2.0, 2.0, 0.0]
     whole = run(values, EarlyStopping("score"), model_dir=tmp_path / "whole")

@@ -103,11 +103,11 @@ def test_a_device_without_a_known_peak_is_reported_once(make, batches, history, 
     assert len(history.of("flops_per_sec")) == 4
 
 
-@pytest.mark.slow_cases("*", "!None-dtype0")
 @pytest.mark.parametrize(
     ("precision", "dtype"),
     [(None, torch.float32), (MixedPrecision(), torch.bfloat16), ("double", torch.float64)],
 )
+@pytest.mark.slow_cases(every=4)
 def test_the_peak_is_that_of_the_type_that_is_computed_in(
     make, batches, net, monkeypatch, precision, dtype
 ):

@@ -66,8 +66,8 @@ def test_no_part_at_all_is_refused(states):
         LoadCheckpointStates(states)
 
 
-@pytest.mark.slow_cases("*", "!rng", "!schedule")
 @pytest.mark.parametrize("part", ["rng", "dataloader", "schedule", "global_step", "optimizer"])
+@pytest.mark.slow_cases(every=4)
 def test_every_part_can_be_named(tmp_path, saved, part):
     _, path = saved
     second = make_trainer(tmp_path / "second", LoadCheckpointStates(f"model,{part}"))

@@ -379,9 +379,9 @@ class CrashAt(Callback):
             raise Crash
 
 
-@pytest.mark.slow_cases("*", "!raise-False")
 @pytest.mark.parametrize("warmup", [False, True])
 @pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.slow_cases(every=4)
 def test_a_run_that_resumes_has_the_average_of_the_unbroken_one(
     make, batches, tmp_path, warmup, policy
 ):

@@ -97,7 +97,6 @@ class Nested(Callback):
             trainer.save_checkpoint()
 
 
-@pytest.mark.slow_cases("*", "!False-extra", "!True-extra")
 @pytest.mark.parametrize(
     "saving",
     [
@@ -109,6 +108,7 @@ class Nested(Callback):
     ids=["extra", "weights", "best", "nested"],
 )
 @pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.slow_cases(every=4)
 def test_the_clock_continues_after_every_kind_of_save(make, batches, slow, saving, is_first):
     rates, durations = RateProfiler(), DurationProfiler()
     own = [saving, rates, durations] if is_first else [rates, durations, saving]

@@ -110,9 +110,9 @@ class Weights(Callback):
         self.at[trainer.global_step] = trainer.model.head.weight.detach().clone()
 
 
-@pytest.mark.slow_cases("*", "!values0-cpu")
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 @pytest.mark.parametrize("values", [[3.0, 1.0, 2.0], [3.0, 2.0, 1.0]])
+@pytest.mark.slow_cases(every=4)
 def test_the_weights_are_those_that_had_the_value(run, values, device):
     weights = Weights()
     trainer = run(values, weights, SaveBest("score"), device=device)
@@ -140,9 +140,9 @@ class LogInBatch(Callback):
         trainer.read([outputs["loss"].detach()], lambda values: trainer.log_metrics(read=values[0]))
 
 
-@pytest.mark.slow_cases("*", "!loss-cpu", "!at_end-cpu")
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 @pytest.mark.parametrize("metric", ["loss", "in_step", "at_end", "read"])
+@pytest.mark.slow_cases(every=4)
 def test_a_metric_of_a_training_batch_is_ignored(make, batches, caplog, device, metric):
     trainer = make(SaveBest(metric, mode="max", k=9), LogInBatch(), device=device, max_steps=3)
     trainer.fit(batches)

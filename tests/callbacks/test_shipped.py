@@ -28,24 +28,7 @@ def test_what_is_chosen_for_some_is_for_shipped_callbacks():
     assert len(MAKERS) > 50
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!meta-CheckLoss",
-    "!meta-ConvertSyncBatchNorm",
-    "!meta-DumpAvailableTensorNames",
-    "!meta-ExtraCheckpoint",
-    "!meta-HFCacheDir",
-    "!meta-LimitEvalSteps",
-    "!meta-LogInputSummaries",
-    "!meta-Lora",
-    "!meta-MoveModulesToDevice",
-    "!meta-PrintProgress",
-    "!meta-Report",
-    "!meta-SaveBest",
-    "!meta-ScopedEleutherEvalHarnessFlags",
-    "!meta-SkipSamples",
-    "!meta-SummaryTensorListener",
-)
+@pytest.mark.slow_cases("fake-*", every=4)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("device", ["meta", "fake"])
 def test_it_runs_without_a_host_read_in_the_step(make, batches, name, device):

@@ -168,9 +168,9 @@ def test_samples_are_counted_over_a_restart(make, batches):
     assert (first.num_samples, second.num_samples) == (16, 40)
 
 
-@pytest.mark.slow_cases("*", "!False-cpu-0")
 @pytest.mark.parametrize(("device", "late"), [("cpu", 0), ("fake", 1)])
 @pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.slow_cases(every=4)
 def test_the_number_that_is_suggested_goes_past_the_bad_batch(
     make, batches, caplog, device, late, gradients
 ):

@@ -48,16 +48,6 @@ def file_of(trainer_or_folder):
 # ---- spikes
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!losses0-settings0-4-cpu",
-    "!losses2-settings2-5-cpu",
-    "!losses4-settings4-4-cpu",
-    "!losses6-settings6-4-cpu",
-    "!losses8-settings8-3-cpu",
-    "!losses10-settings10-3-cpu",
-    "!losses12-settings12-3-cpu",
-)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("losses", "settings", "step"),
@@ -78,6 +68,7 @@ def file_of(trainer_or_folder):
         ((1, math.nan, 1, 3), {"finite_only": False}, 4),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_it_ends_the_run_with_its_step(make, batches, device, losses, settings, step):
     with pytest.raises(TrainingSpike, match=rf"at global_step {step}, a spike") as caught:
         run(make, batches, losses, device=device, **settings)

@@ -39,10 +39,10 @@ def momentum(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-@pytest.mark.slow_cases("*", "!True-alone-nan", "!False-alone-nan")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("beside", [[], [CheckLoss()]], ids=["alone", "beside CheckLoss"])
 @pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.slow_cases(every=4)
 def test_the_run_ends_with_the_weights_from_before(
     make, batches, value, beside, is_first, tmp_path
 ):

@@ -102,8 +102,8 @@ def test_a_file_that_is_there_is_replaced_only_if_told(path, tmp_path):
     assert safetensors.torch.load_file(file)
 
 
-@pytest.mark.slow_cases("*", "!one process-model.bin", "!shards-model.bin")
 @pytest.mark.parametrize("name", ["model.bin", "model.pt", "nowhere/model.safetensors"])
+@pytest.mark.slow_cases(every=4)
 def test_a_file_that_cannot_be_one_of_weights_is_refused(path, tmp_path, name):
     with pytest.raises(CheckpointError, match="must"):
         export(path, tmp_path / name)

@@ -49,8 +49,8 @@ def test_every_act_is_among_those_that_are_refused(tmp_path, counted):
     assert len(counted.acts) == NUM_ACTS
 
 
-@pytest.mark.slow_cases("*", "!1", "!5", "!9", "!13", "!17", "!21")
 @pytest.mark.parametrize("failing", range(1, NUM_ACTS + 1))
+@pytest.mark.slow_cases(every=4)
 def test_whatever_the_disk_refuses_nothing_is_left_and_earlier_checkpoints_load(
     tmp_path, refusing, failing
 ):
@@ -66,29 +66,9 @@ def test_whatever_the_disk_refuses_nothing_is_left_and_earlier_checkpoints_load(
     assert checkpointing.verify(tmp_path / "c_2") == []
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!KeyboardInterrupt-1",
-    "!KeyboardInterrupt-5",
-    "!KeyboardInterrupt-9",
-    "!KeyboardInterrupt-13",
-    "!KeyboardInterrupt-17",
-    "!KeyboardInterrupt-21",
-    "!MemoryError-1",
-    "!MemoryError-5",
-    "!MemoryError-9",
-    "!MemoryError-13",
-    "!MemoryError-17",
-    "!MemoryError-21",
-    "!SystemExit-1",
-    "!SystemExit-5",
-    "!SystemExit-9",
-    "!SystemExit-13",
-    "!SystemExit-17",
-    "!SystemExit-21",
-)
 @pytest.mark.parametrize("failing", range(1, NUM_ACTS + 1))
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError, SystemExit])
+@pytest.mark.slow_cases(every=4)
 def test_whatever_interrupts_a_save_goes_on_and_nothing_is_left(tmp_path, refusing, failing, kind):
     _, caught = refusing(failing, kind(), lambda: save(tmp_path / "c"))
     assert type(caught) is kind

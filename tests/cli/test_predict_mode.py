@@ -87,12 +87,10 @@ def test_without_weights_they_are_refused(run, capsys, mode):
     assert run("--mode", mode, "--set", f"{mode}.ckpt_path=null") == 0
 
 
-@pytest.mark.slow_cases(
-    "*", "!test-False-options0", "!test-True-options1", "!predict-False-options2"
-)
 @pytest.mark.parametrize("options", [[], ["best"], ["last"]])
 @pytest.mark.parametrize("is_folder", [False, True])
 @pytest.mark.parametrize("mode", ["test", "predict"])
+@pytest.mark.slow_cases(every=4)
 def test_a_folder_without_a_checkpoint_is_refused_and_not_created(
     run, capsys, mode, is_folder, options
 ):

@@ -300,8 +300,8 @@ def starting(start):
     return of
 
 
-@pytest.mark.slow_cases("*", "!SIGTERM-143")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 143)])
+@pytest.mark.slow_cases(every=4)
 def test_a_signal_while_it_starts_ends_it_without_a_word(starting, name, code):
     Path("zoo_restart.py").write_text("import time\ntime.sleep(300)\n")  # it does not train
     process = starting()

@@ -49,8 +49,8 @@ def test_the_codes(name, code):
     assert exit_code(name) == code
 
 
-@pytest.mark.slow_cases("*", "!SIGINT-130")
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 143)])
+@pytest.mark.slow_cases(every=4)
 def test_at_the_start_nothing_can_swallow_it(name, code):
     program = PROGRAM.format(root=str(ROOT), name=name)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -124,8 +124,8 @@ os.kill(os.getpid(), signal.SIGINT)
     assert (done.returncode, done.stderr) == (143, "")
 
 
-@pytest.mark.slow_cases("*", "!SIGINT")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+@pytest.mark.slow_cases(every=4)
 def test_none_changes_a_code_that_is_to_be_kept(name) -> None:
     program = f"""
 import os, signal, sys

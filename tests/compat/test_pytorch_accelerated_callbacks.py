@@ -344,7 +344,6 @@ def test_pa_31_other_modules_are_moved_when_a_run_begins(trainer_of) -> None:
     assert distill.kinds == ["cpu", "cpu", "meta", "meta"]
 
 
-@pytest.mark.slow_cases("*", "!epoch", "!end")
 @pytest.mark.parametrize(
     ("checkpoint", "keep", "steps"),
     [
@@ -357,6 +356,7 @@ def test_pa_31_other_modules_are_moved_when_a_run_begins(trainer_of) -> None:
     ],
     ids=["epoch", "second epoch", "steps", "end", "pruned", "none"],
 )
+@pytest.mark.slow_cases(every=4)
 def test_pa_32_states_are_saved_when_it_is_due(trainer_of, checkpoint, keep, steps) -> None:
     trainer = trainer_of(KeepNCheckpoints(keep), checkpoint=checkpoint, max_steps=7)
     trainer.fit(tiny_batches(3))

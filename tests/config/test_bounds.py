@@ -225,10 +225,10 @@ def test_only_so_many_problems_have_suggestions(names, monkeypatch, head, line, 
     assert len(asked) < 2_500
 
 
-@pytest.mark.slow_cases("*", "!aliases to lists", "!lists in lists")
 @pytest.mark.parametrize(
     "case", ["aliases to lists", "aliases to mappings", "lists in lists", "keys", "a long integer"]
 )
+@pytest.mark.slow_cases(every=4)
 def test_what_is_too_large_is_refused(load, case):
     make, size = CASES[case]
     assert load(make(4 * size))

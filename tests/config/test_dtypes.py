@@ -53,8 +53,8 @@ def from_file(cls: type, arguments: dict[str, Any]) -> tuple[Any, list[str]]:
     return check_arguments(place, schema_of(cls), problems), problems.lines()
 
 
-@pytest.mark.slow_cases("*", "!MixedPrecision", "!ModelEma")
 @cases
+@pytest.mark.slow_cases(every=4)
 def test_every_alias_from_a_file_is_the_name(cls, key, names) -> None:
     schema = TypeSchemas().of(schema_of(cls).parameters[key].adapter)
     for name in names:
@@ -65,8 +65,8 @@ def test_every_alias_from_a_file_is_the_name(cls, key, names) -> None:
             jsonschema.validate(given, schema)
 
 
-@pytest.mark.slow_cases("*", "!MixedPrecision", "!HuggingFaceCheckpoint")
 @cases
+@pytest.mark.slow_cases(every=4)
 def test_every_alias_in_python_is_the_type(cls, key, names) -> None:
     if cls in REQUIRED:
         pytest.importorskip("transformers")

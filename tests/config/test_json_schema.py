@@ -267,8 +267,8 @@ def test_a_shipped_configuration_fits(shipped, path):
     assert complaints(shipped, content_of(path)) == []
 
 
-@pytest.mark.slow_cases("*", "!digits_mlp.yaml")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.slow_cases(every=4)
 def test_a_misspelt_key_is_refused_wherever_it_is(shipped, path):
     given = content_of(path)
     keys = [

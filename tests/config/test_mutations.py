@@ -140,49 +140,16 @@ def test_the_file_itself_is_right(check):
     assert (len(KEYS), len(SCALARS)) == (68, 46)
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!1-1-trainer",
-    "!5-5-model",
-    "!9-7-activation",
-    "!13-9-betas",
-    "!17-11-schedulers",
-    "!21-17-total_iters",
-    "!25-11-total_iters",
-    "!29-7-loss_scaling_factor",
-    "!33-5-checkpoint",
-    "!37-7-log_steps",
-    "!41-9-EarlyStopping",
-    "!45-11-keys",
-    "!51-5-seed",
-    "!55-7-batch_size",
-    "!59-7-batch_size",
-    "!63-7-data_processor",
-    "!67-5-val_dataloaders",
-)
 @pytest.mark.parametrize(("line", "column", "key"), KEYS)
+@pytest.mark.slow_cases(every=4)
 def test_a_misspelt_key_is_refused_at_its_line(complaints, line, column, key):
     text = FILE.splitlines()[line - 1]
     spoilt = text[: column - 1] + f"{key}_" + text[column - 1 + len(key) :]
     assert line in lines_of(complaints(with_line(line, spoilt)))
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!3-13",
-    "!7-20",
-    "!13-17",
-    "!20-36",
-    "!25-24",
-    "!31-18",
-    "!37-18",
-    "!42-20",
-    "!47-15",
-    "!55-19",
-    "!60-16",
-    "!68-25",
-)
 @pytest.mark.parametrize(("line", "column"), SCALARS)
+@pytest.mark.slow_cases(every=4)
 def test_a_value_of_the_wrong_type_is_refused_at_its_line(complaints, line, column):
     text = FILE.splitlines()[line - 1]
     end = min(i for i in range(column, len(text) + 1) if text[i : i + 1] in ("", ",", "]"))
@@ -190,27 +157,8 @@ def test_a_value_of_the_wrong_type_is_refused_at_its_line(complaints, line, colu
     assert lines_of(complaints(with_line(line, spoilt))) == [line]
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!1-1-trainer",
-    "!5-5-model",
-    "!9-7-activation",
-    "!13-9-betas",
-    "!17-11-schedulers",
-    "!21-17-total_iters",
-    "!25-11-total_iters",
-    "!29-7-loss_scaling_factor",
-    "!33-5-checkpoint",
-    "!37-7-log_steps",
-    "!41-9-EarlyStopping",
-    "!45-11-keys",
-    "!51-5-seed",
-    "!55-7-batch_size",
-    "!59-7-batch_size",
-    "!63-7-data_processor",
-    "!67-5-val_dataloaders",
-)
 @pytest.mark.parametrize(("line", "column", "key"), KEYS)
+@pytest.mark.slow_cases(every=4)
 def test_a_repeated_key_is_refused_at_its_second_line(line, column, key):
     text = FILE.splitlines()[line - 1]
     before, after = text[: column - 1], text[column - 1 :]

@@ -138,7 +138,6 @@ def _repository(folder, monkeypatch):
     return git
 
 
-@pytest.mark.slow_cases("*", "!core.fsmonitor", "!diff.external", "!filter.own.clean")
 @pytest.mark.parametrize(
     "key",
     [
@@ -146,6 +145,7 @@ def _repository(folder, monkeypatch):
         *("diff.own.textconv", "filter.own.clean", "filter.own.process", "pager.status"),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_git_runs_no_program_that_the_configuration_of_its_folder_names(key, tmp_path, monkeypatch):
     git = _repository(tmp_path, monkeypatch)
     git("config", key, f"touch {tmp_path}/ran #")

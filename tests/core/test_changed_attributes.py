@@ -182,15 +182,8 @@ class AfterFirstStep(Callback):
             self.change(trainer)
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!set_a_module-added0-removed0",
-    "!set_another_module-added3-removed3",
-    "!append_to_a_list-added6-removed6",
-    "!set_on_a_module_beside-added10-removed10",
-    "!replace_a_submodule_in_its_table-added13-removed13",
-)
 @pytest.mark.parametrize(("change", "added", "removed"), CHANGES)
+@pytest.mark.slow_cases(every=4)
 def test_the_next_checkpoint_has_what_is_there(tmp_path, change, added, removed) -> None:
     trainer = make(tmp_path / "first", AfterFirstStep(change))
     trainer.fit(BATCHES)

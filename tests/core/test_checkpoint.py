@@ -43,15 +43,6 @@ def damage(checkpoint: Path) -> None:
 # ---- when
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!False-settings0-steps0",
-    "!False-settings3-steps3",
-    "!False-settings7-steps7",
-    "!True-settings0-steps0",
-    "!True-settings3-steps3",
-    "!True-settings7-steps7",
-)
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [
@@ -69,6 +60,7 @@ def damage(checkpoint: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.slow_cases(every=4)
 def test_checkpoints_are_written_when_they_are_due(
     trainer_of, settings, steps, asynchronous
 ) -> None:
@@ -159,8 +151,8 @@ def test_the_newest_checkpoint_is_pointed_to(trainer_of) -> None:
     assert (trainer.model_dir / "latest").readlink() == Path("checkpoint_5")
 
 
-@pytest.mark.slow_cases("*", "!checkpoint_2")
 @pytest.mark.parametrize("stale", ["checkpoint_2", "checkpoint_9", "../elsewhere", None])
+@pytest.mark.slow_cases(every=4)
 def test_a_link_to_the_newest_checkpoint_that_leads_elsewhere_is_corrected_at_the_next_start(
     trainer_of, stale
 ) -> None:
@@ -353,9 +345,9 @@ def test_a_disk_that_refuses_for_a_while_does_not_end_the_training(
     assert not list(trainer.model_dir.glob(".tmp-*"))
 
 
-@pytest.mark.slow_cases("*", "!written-False")
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("refused", [range(0), range(3, 6)], ids=["written", "refused"])
+@pytest.mark.slow_cases(every=4)
 def test_saving_has_an_end_however_a_checkpoint_is_written(
     trainer_of, monkeypatch, asynchronous, refused
 ) -> None:
@@ -539,8 +531,8 @@ def test_a_run_that_is_told_where_to_begin_warns_of_its_own_checkpoints(
     assert "although the folder already contains" in caplog.text
 
 
-@pytest.mark.slow_cases("*", "!None")
 @pytest.mark.parametrize("ckpt_path", [None, "given", ...])
+@pytest.mark.slow_cases(every=4)
 def test_a_restart_goes_on_from_what_the_run_wrote_whatever_it_was_told_at_first(
     trainer_of, tmp_path, ckpt_path
 ) -> None:

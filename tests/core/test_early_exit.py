@@ -433,7 +433,6 @@ def raising(name: str, at: int = 1) -> Any:
     return type("Raising", (Callback,), {name: listener})()
 
 
-@pytest.mark.slow_cases("*", "!on_fit_start-0", "!on_train_step_start-1", "!on_train_batch_end-2")
 @pytest.mark.parametrize(
     ("hook", "steps"),
     [
@@ -448,6 +447,7 @@ def raising(name: str, at: int = 1) -> Any:
         ("on_metrics", 2),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_stop_training_ends_a_run_in_order_from_anywhere(trainer_of, hook, steps) -> None:
     recorder = Recorder()
     at = 1 if steps == 0 else 2

@@ -50,9 +50,6 @@ class Diary(Callback):
         self._count()
 
 
-@pytest.mark.slow_cases(
-    "*", "!True-settings0-lines0", "!True-settings4-lines4", "!False-settings2-lines2"
-)
 @pytest.mark.parametrize(
     ("settings", "lines"),
     [
@@ -65,6 +62,7 @@ class Diary(Callback):
     ],
 )
 @pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.slow_cases(every=4)
 def test_it_is_at_the_end_of_each_epoch_and_of_the_run(
     trainer_of, settings, lines, has_length
 ) -> None:

@@ -78,18 +78,10 @@ def lines_of(*histories: History) -> list[Any]:
     return [line for history in histories for line in history.lines]
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!list-1-False",
-    "!list-5-False",
-    "!shuffled-4-False",
-    "!growing-1-False",
-    "!growing-5-False",
-    "!stream-4-False",
-)
 @pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("step", [1, 4, 5])
 @pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.slow_cases(every=4)
 def test_a_second_fit_finishes_an_interrupted_one(trainer_of, tmp_path, kind, step, is_new):
     settings = {"eval_frequency": "epoch", "grad_accum_steps": 2 if step == 5 else 1}
     whole, expected = make(trainer_of, tmp_path / "whole", **settings)
@@ -180,9 +172,9 @@ def test_a_checkpoint_after_an_interrupted_fit_finishes_it_elsewhere(trainer_of,
 # ---- epochs of different lengths
 
 
-@pytest.mark.slow_cases("*", "!1-epoch", "!2-0.5", "!4-0.5", "!6-epoch", "!8-epoch")
 @pytest.mark.parametrize("frequency", ["epoch", 0.5])
 @pytest.mark.parametrize("step", range(1, 10))
+@pytest.mark.slow_cases(every=4)
 def test_epochs_that_grow_are_resumed_exactly(trainer_of, tmp_path, step, frequency):
     whole, expected = make(trainer_of, tmp_path / "whole", eval_frequency=frequency)
     whole.fit(LOADERS["growing"](), tiny_batches(1))

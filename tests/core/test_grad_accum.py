@@ -50,8 +50,8 @@ def runs(tmp_path, *callbacks: Any, name: str, **settings: Any) -> Any:
 
 
 # CI: each batch on the CPU; two on the other device.
-@pytest.mark.slow_cases("*", "!cpu-1", "!cpu-4", "!cpu-8", "!cpu-11")
 @pytest.mark.soak_cases("fake-*", "!fake-1", "!fake-5")
+@pytest.mark.slow_cases("fake-?", every=4)
 @pytest.mark.parametrize("num", range(1, 15))
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 def test_a_run_that_is_cut_after_any_batch_ends_at_the_same_weights(tmp_path, num, device) -> None:
@@ -67,9 +67,9 @@ def test_a_run_that_is_cut_after_any_batch_ends_at_the_same_weights(tmp_path, nu
     assert differing(weights_of(resumed), weights_of(whole)) == []
 
 
-@pytest.mark.slow_cases("*", "!cpu-1", "!fake-1")
 @pytest.mark.parametrize("num", [1, 2, 5, 8])
 @pytest.mark.parametrize("device", ["cpu", "fake"])
+@pytest.mark.slow_cases(every=4)
 def test_weights_that_are_tensors_are_kept(tmp_path, num, device) -> None:
     settings = {"model": CountingTokens, "device": device}
     whole = runs(tmp_path, name="whole", **settings)
@@ -81,8 +81,8 @@ def test_weights_that_are_tensors_are_kept(tmp_path, num, device) -> None:
     assert differing(weights_of(resumed), weights_of(whole)) == []
 
 
-@pytest.mark.slow_cases("*", "!1", "!5")
 @pytest.mark.parametrize("num", [1, 3, 5, 6, 8])
+@pytest.mark.slow_cases(every=4)
 def test_a_short_window_of_equal_batches_is_still_known_as_one(tmp_path, num) -> None:
     whole = runs(tmp_path, name="whole", grad_accum_steps=4)
     whole.fit(tiny_batches(7))
@@ -179,8 +179,8 @@ class StopAfter(Callback):
         trainer.model.register_forward_pre_hook(stop)
 
 
-@pytest.mark.slow_cases("*", "!4-1", "!8-3")
 @pytest.mark.parametrize(("num", "step"), [(4, 1), (5, 1), (8, 3), (12, 4), (13, 5)])
+@pytest.mark.slow_cases(every=4)
 def test_a_window_that_a_stop_cuts_off_is_taken_again_as_a_whole(tmp_path, num, step) -> None:
     whole = runs(tmp_path, name="whole")
     whole.fit(uneven())

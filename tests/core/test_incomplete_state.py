@@ -40,8 +40,8 @@ class Ignore(Without):
 ALWAYS = ["model", "optimizer", "global_step", "dataloader", "schedulers", "rng"]
 
 
-@pytest.mark.slow_cases("*", "!model", "!dataloader")
 @pytest.mark.parametrize("key", ALWAYS)
+@pytest.mark.slow_cases(every=4)
 def test_a_run_does_not_continue_without_a_part(trainer_of, tmp_path, key):
     trainer_of(Without(key), checkpoint=Checkpoint(steps=5)).fit(BATCHES)
     (path,) = tmp_path.rglob("checkpoint_10")
@@ -49,8 +49,8 @@ def test_a_run_does_not_continue_without_a_part(trainer_of, tmp_path, key):
         trainer_of().fit(BATCHES)
 
 
-@pytest.mark.slow_cases("*", "!model", "!dataloader")
 @pytest.mark.parametrize("key", ALWAYS)
+@pytest.mark.slow_cases(every=4)
 def test_what_a_user_takes_out_when_it_is_loaded_may_be_missing(trainer_of, key):
     trainer_of(checkpoint=Checkpoint(steps=5)).fit(BATCHES)
     trainer_of(Ignore(key)).fit(BATCHES)

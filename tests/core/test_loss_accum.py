@@ -19,7 +19,7 @@ def runs(tmp_path, name: str, *callbacks: Any, **settings: Any) -> tuple[Any, Hi
     return trainer, history
 
 
-@pytest.mark.slow_cases("*", "!cpu-1-1", "!cpu-2-3", "!cpu-5-3", "!fake-1-1")
+@pytest.mark.slow_cases("fake-[245]-*", every=4)
 @pytest.mark.parametrize("log_steps", [1, 3])
 @pytest.mark.parametrize("num", [1, 2, 4, 5, 8])
 @pytest.mark.parametrize("device", ["cpu", "fake"])

@@ -63,7 +63,6 @@ def run(trainer_of: Any, model: Any, max_steps: int, *, is_strict: bool = True) 
     return trainer
 
 
-@pytest.mark.slow_cases("*", "!True-compiled-TinyModel", "!False-compiled-TinyModel")
 @pytest.mark.parametrize(
     ("before", "now"),
     [
@@ -74,6 +73,7 @@ def run(trainer_of: Any, model: Any, max_steps: int, *, is_strict: bool = True) 
     ],
 )
 @pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.slow_cases(every=4)
 def test_a_model_may_be_compiled_or_not_when_a_run_is_resumed(
     trainer_of, caplog, before, now, is_strict
 ) -> None:

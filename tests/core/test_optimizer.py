@@ -298,13 +298,11 @@ def grouped(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(make_param_groups(model, weight_decay=0.1), lr=0.1)
 
 
-@pytest.mark.slow_cases(
-    "*", "!TinyModel-frozen_in_part", "!Tied-frozen_in_part", "!<lambda>-frozen_in_part"
-)
 @pytest.mark.parametrize("optimizer", [frozen_in_part, grouped, adamw()])
 @pytest.mark.parametrize(
     "model", [TinyModel, Tied, lambda: torch.compile(TinyModel(), backend="eager")]
 )
+@pytest.mark.slow_cases(every=4)
 def test_frozen_grouped_tied_and_compiled_parameters_are_neither_foreign_nor_missing(
     trainer_of, caplog, optimizer, model
 ) -> None:

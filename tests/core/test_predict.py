@@ -73,14 +73,6 @@ def test_there_is_a_row_for_each_sample_in_the_order_of_the_data(trainer_of, dev
     assert (found.is_complete, found.num_samples, found.path) == (True, 10, None)
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!memory-<lambda>-expected0",
-    "!memory-<lambda>-expected4",
-    "!memory-<lambda>-expected8",
-    "!files-<lambda>-expected2",
-    "!files-<lambda>-expected6",
-)
 @pytest.mark.parametrize(
     ("returns", "expected"),
     [
@@ -98,6 +90,7 @@ def test_there_is_a_row_for_each_sample_in_the_order_of_the_data(trainer_of, dev
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("arguments", [{}, {"max_in_memory": 1}], ids=["memory", "files"])
+@pytest.mark.slow_cases(every=4)
 def test_outputs_have_names_and_all_but_numbers_are_kept(
     trainer_of, returns, expected, arguments
 ) -> None:
@@ -298,9 +291,6 @@ def test_one_that_is_stopped_says_so(trainer_of, caplog, arguments, raises) -> N
     assert "batches with predictions: 2." in caplog.text
 
 
-@pytest.mark.slow_cases(
-    "*", "!class-predict", "!callable-predict", "!object and optimizer-predict", "!object-predict"
-)
 @pytest.mark.parametrize("method", ["predict", "test", "validate", "validate_all"])
 @pytest.mark.parametrize(
     ("model", "optimizer", "levels"),
@@ -312,6 +302,7 @@ def test_one_that_is_stopped_says_so(trainer_of, caplog, arguments, raises) -> N
     ],
     ids=["class", "callable", "object and optimizer", "object"],
 )
+@pytest.mark.slow_cases(every=4)
 def test_untrained_weights_are_reported_once(
     trainer_of, tmp_path, caplog, method, model, optimizer, levels
 ) -> None:

@@ -87,7 +87,6 @@ def test_the_steps_before_a_resumed_run_count(trained):
         trained(lambda one: torch_schedulers.OneCycleLR(one, 0.1, 20), 21)
 
 
-@pytest.mark.slow_cases("*", "!<lambda>-1_0", "!<lambda>-0_1")
 @pytest.mark.parametrize(
     ("optimizer", "num"),
     [
@@ -98,6 +97,7 @@ def test_the_steps_before_a_resumed_run_count(trained):
         (lambda model: AdamW(model), 0),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_a_learning_rate_that_a_schedule_replaces_is_hinted_at(hints, optimizer, num):
     found = hints(lambda one: LinearLR(one, 0.0, 0.5, total_iters=10), optimizer=optimizer)
     assert len(found) == num

@@ -22,7 +22,6 @@ class Validations(Callback):
         self.stages.append((loop_idx, trainer.global_step))
 
 
-@pytest.mark.slow_cases("*", "!1.0-steps0", "!0.01-steps3", "!100-steps7")
 @pytest.mark.parametrize(
     ("frequency", "steps"),
     [
@@ -39,6 +38,7 @@ class Validations(Callback):
         (0.0, []),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_validations_are_where_the_frequency_says(trainer_of, frequency, steps) -> None:
     validations = Validations()
     trainer_of(validations, num_epochs=2, eval_frequency=frequency).fit(

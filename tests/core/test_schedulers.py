@@ -260,7 +260,6 @@ def test_only_a_restored_optimizer_is_compared(run, caplog, tmp_path) -> None:
     assert warnings_in(caplog) == []
 
 
-@pytest.mark.slow_cases("*", "!<lambda>0", "!<lambda>3", "!make1", "!<lambda>8", "!<lambda>11")
 @pytest.mark.parametrize(
     "schedulers",
     [
@@ -283,6 +282,7 @@ def test_only_a_restored_optimizer_is_compared(run, caplog, tmp_path) -> None:
         [cosine(20), lambda optimizer: torch_schedulers.LambdaLR(optimizer, lambda n: 1.0)],
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_a_schedule_that_is_not_changed_goes_on_exactly_and_silently(
     run, caplog, schedulers
 ) -> None:

@@ -93,8 +93,8 @@ def test_every_validation_has_the_rows_of_epoch_0(tmp_path) -> None:
     assert list(chain.from_iterable(first.validated + second.validated)) == rows * 3
 
 
-@pytest.mark.slow_cases("*", "!2-0", "!8-4")
 @pytest.mark.parametrize(("size", "again"), [(2, 0), (3, 2), (8, 4), (10, 0), (20, 0)])
+@pytest.mark.slow_cases(every=4)
 def test_another_batch_size_goes_on_in_the_stream(tmp_path, caplog, size, again) -> None:
     steps = 5  # 20 samples: the third epoch's first batch
     caplog.set_level(logging.INFO, "modelzoo_trainer.data")

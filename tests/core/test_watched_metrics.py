@@ -29,13 +29,6 @@ def hints(trainer_of, caplog):
     return of
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!EarlyStopping-settings0-facts0",
-    "!EarlyStopping-settings3-facts3",
-    "!SaveBest-settings0-facts0",
-    "!SaveBest-settings3-facts3",
-)
 @pytest.mark.parametrize(
     ("settings", "facts"),
     [
@@ -52,6 +45,7 @@ def hints(trainer_of, caplog):
     ],
 )
 @pytest.mark.parametrize("watching", [EarlyStopping, SaveBest])
+@pytest.mark.slow_cases(every=4)
 def test_a_metric_that_is_logged_once_or_never_is_worth_a_hint(hints, watching, settings, facts):
     text = hints(watching(LOSS), **settings)
     assert all(fact in text for fact in [f"{watching.__name__}: ", LOSS, *facts])

@@ -94,38 +94,8 @@ def assert_near(one: Any, other: Any) -> None:
     torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5, check_device=False)
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!cpu-Adafactor-settings0",
-    "!cpu-AdamW-settings3",
-    "!cpu-ASGD-settings7",
-    "!cpu-Rprop-settings11",
-    "!cpu-Muon-settings15",
-    "!cpu-Adafactor-settings19",
-    "!fake-Adam-settings1",
-    "!fake-NAdam-settings5",
-    "!fake-Adagrad-settings9",
-    "!fake-Lamb-settings13",
-    "!fake-AdamW-settings17",
-    "!fake-SGD-settings21",
-    "!host-accelerator-AdamW-settings3",
-    "!host-accelerator-ASGD-settings7",
-    "!host-accelerator-Rprop-settings11",
-    "!host-accelerator-Lion-settings14",
-    "!host-accelerator-AdamW-settings18",
-    "!cuda-Adafactor-settings0",
-    "!cuda-Adamax-settings4",
-    "!cuda-Adadelta-settings8",
-    "!cuda-SGD-settings12",
-    "!cuda-AdamW-settings16",
-    "!cuda-RMSprop-settings20",
-    "!xla-AdamBase-settings2",
-    "!xla-RAdam-settings6",
-    "!xla-RMSprop-settings10",
-    "!xla-Lion-settings14",
-    "!xla-AdamW-settings18",
-)
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
+@pytest.mark.slow_cases(every=4)
 def test_masked_steps_leave_no_trace(
     valued_kind: str, open_backend: Make, name: str, settings: dict[str, Any]
 ) -> None:
@@ -142,22 +112,9 @@ def test_masked_steps_leave_no_trace(
     same(optimizer.state_dict()["state"], its_optimizer.state_dict()["state"])
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!Adafactor-settings0-fake",
-    "!AdamBase-settings2-fake",
-    "!Adamax-settings4-fake",
-    "!RAdam-settings6-fake",
-    "!Adadelta-settings8-fake",
-    "!RMSprop-settings10-fake",
-    "!SGD-settings12-fake",
-    "!Lion-settings14-fake",
-    "!AdamW-settings16-fake",
-    "!AdamW-settings18-fake",
-    "!RMSprop-settings20-fake",
-)
 @pytest.mark.parametrize("kind", ["fake", "host-accelerator"])
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
+@pytest.mark.slow_cases(every=4)
 def test_only_first_steps_and_counts_on_the_host_wait(
     open_backend: Make, kind: str, name: str, settings: dict[str, Any]
 ) -> None:

@@ -132,37 +132,11 @@ def test_a_tensor_without_dimensions_keeps_its_place(name: str) -> None:
     check(name, lambda: torch.tensor(start), *args, **kwargs)
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!div-()-torch.bfloat16-torch.bfloat16",
-    "!pow-(4, 5)-torch.float32-torch.float32",
-    "!pow-(4, 5)-torch.float64-torch.float64",
-    "!pow-(4, 5)-torch.bfloat16-torch.bfloat16",
-    "!pow-()-torch.float32-torch.float32",
-    "!pow-()-torch.float64-torch.float64",
-    "!pow-()-torch.bfloat16-torch.bfloat16",
-    "!add-(4, 5)-torch.float32-torch.float32",
-    "!add-(4, 5)-torch.float64-torch.float64",
-    "!add-(4, 5)-torch.bfloat16-torch.bfloat16",
-    "!add-()-torch.float32-torch.float32",
-    "!add-()-torch.float64-torch.float64",
-    "!add-()-torch.bfloat16-torch.bfloat16",
-    "!mul-(4, 5)-torch.float32-torch.float32",
-    "!mul-(4, 5)-torch.float64-torch.float64",
-    "!mul-(4, 5)-torch.bfloat16-torch.bfloat16",
-    "!mul-()-torch.float32-torch.float32",
-    "!mul-()-torch.float64-torch.float64",
-    "!mul-()-torch.bfloat16-torch.bfloat16",
-    "!div-(4, 5)-torch.float32-torch.float32",
-    "!div-(4, 5)-torch.float64-torch.float64",
-    "!div-(4, 5)-torch.bfloat16-torch.bfloat16",
-    "!div-()-torch.float32-torch.float32",
-    "!div-()-torch.float64-torch.float64",
-)
 @pytest.mark.parametrize("target", FLOATS, ids=str)
 @pytest.mark.parametrize("operand", [*FLOATS, torch.int64], ids=str)
 @pytest.mark.parametrize("shape", [(4, 5), ()], ids=str)
 @pytest.mark.parametrize("name", ["add", "mul", "div", "pow"])
+@pytest.mark.slow_cases(every=4)
 def test_operands_of_another_type_leave_that_of_the_target(
     name: str, target: torch.dtype, operand: torch.dtype, shape: tuple[int, ...]
 ) -> None:

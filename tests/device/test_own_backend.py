@@ -127,21 +127,8 @@ def fit(folder: Path, cls: type[Backend], *callbacks: Any, **settings: Any) -> N
 # ---- overrides
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!_checkpoint_activations",
-    "!_look",
-    "!_make_region",
-    "!autocast",
-    "!close",
-    "!for_loading",
-    "!host_state",
-    "!open",
-    "!read",
-    "!seed",
-    "!synchronize",
-)
 @pytest.mark.parametrize("name", sorted(overridable().keys() - NOT_IN_A_FIT))
+@pytest.mark.slow_cases(every=4)
 def test_a_method_that_alone_is_overridden_is_called(name: str, tmp_path: Path) -> None:
     cls, counts = counting(name)
     for run in (plain_fit, guarded_fits, half_precision_fit):

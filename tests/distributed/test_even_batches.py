@@ -173,9 +173,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[An
     return cache(lambda engine: run_ranks(2, train_all, tmp_path_factory.mktemp("both"), engine))
 
 
-@pytest.mark.slow_cases("*", "!smaller-DDP", "!int-DDP")
 @pytest.mark.parametrize("engine", EACH_ENGINE)
 @pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.slow_cases(every=4)
 def test_all_numbers_are_those_of_one(tmp_path, trained, name, engine) -> None:
     sizes, options = TRAININGS[name]
     grads, weights, rows = train_on(0, tmp_path / "alone", sizes, 2, options)

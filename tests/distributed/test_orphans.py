@@ -72,7 +72,6 @@ def families() -> Iterator[list[Family]]:
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
-@pytest.mark.slow_cases("*", "!stops-between0")
 @needs_proc
 @pytest.mark.parametrize(
     ("how", "between"),
@@ -82,6 +81,7 @@ needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
         ("stops", ("sh", "-c", '"$@"; true', "sh")),  # a script that torchrun has started
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_a_process_ends_soon_after_its_torchrun_was_killed(
     tmp_path, families, how, between
 ) -> None:

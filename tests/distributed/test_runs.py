@@ -118,7 +118,7 @@ WRONG = {
 }
 
 
-@pytest.mark.slow_cases("*", "!mesh")
+@pytest.mark.slow_cases("misspelt", every=4)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_said_once_and_all_end(tmp_path, name) -> None:
     changes, message = WRONG[name]

@@ -112,9 +112,9 @@ class Dying(Points):
         return super().__getitem__(idx)
 
 
-@pytest.mark.slow_cases("*", "!0-2-0")
 @pytest.mark.parametrize(("said", "which"), [(2, 0), (4, 1)])
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.slow_cases(every=4)
 def test_another_number_of_batches_than_it_says_is_warned_of_with_both(
     trainer_of, caplog, said, which, workers
 ) -> None:

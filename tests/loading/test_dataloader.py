@@ -77,9 +77,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-@pytest.mark.slow_cases("*", "!0-0", "!0-6", "!2-2")
 @pytest.mark.parametrize("start", [0, 2, 5, 6, 40])
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.slow_cases(every=4)
 def test_a_pass_goes_on_from_any_position_whatever_loads_it(start, workers) -> None:
     whole = taken(DataLoader(Noted(), batch_size=4, shuffle=True))
     torch.rand(2), random.random(), np.random.rand()
@@ -331,7 +331,6 @@ class Padding:
         return torch.stack(samples)
 
 
-@pytest.mark.slow_cases("*", "!False-False-named0-left_out0-0", "!True-False-named2-left_out2-0")
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
     ("changes", "counts", "named", "left_out"),
@@ -342,6 +341,7 @@ class Padding:
         (True, True, ["(Changing)", "(Padding)", "seen", "num_padded"], []),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_a_warning_names_what_loading_changes(
     num_workers, changes, counts, named, left_out, caplog
 ) -> None:

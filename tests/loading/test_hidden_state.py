@@ -361,8 +361,8 @@ CHANGES = [
 ]
 
 
-@pytest.mark.slow_cases("*", "!by_key", "!in_tensor", "!grow0")
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.slow_cases(every=4)
 def test_what_grows_from_nothing_is_seen(monkeypatch, change) -> None:
     monkeypatch.setattr(Growing, "of_class", [])
     owner = Growing()
@@ -439,9 +439,9 @@ READERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any, int], Any]]] = {
 }
 
 
-@pytest.mark.slow_cases("*", "!zip-False", "!hdf5-False", "!pandas-False", "!threads-False")
 @pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize("name", READERS)
+@pytest.mark.slow_cases(every=4)
 def test_what_is_read_is_not_taken_for_state(tmp_path, name, is_lazy) -> None:
     make, read = READERS[name]
     owner = Growing()

@@ -96,17 +96,10 @@ def whole(loader: DataLoader[Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!plain-False-2",
-    "!plain-True-2",
-    "!shuffled-False-3",
-    "!shuffled-True-3",
-    "!backwards-False-4",
-)
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "shuffled", "backwards"])
+@pytest.mark.slow_cases(every=4)
 def test_a_pass_has_each_sample_once_in_the_order_of_one_process(kind, drop_last, count) -> None:
     for num in range(1, 41):
         for size in range(1, 5):

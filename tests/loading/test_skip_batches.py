@@ -74,9 +74,9 @@ LOADERS = {
 each = pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
 
 
-@pytest.mark.slow_cases("*", "!False-list", "!False-plain", "!True-loader")
 @each
 @pytest.mark.parametrize("look_ahead", [False, True])
+@pytest.mark.slow_cases(every=4)
 def test_a_batch_that_is_passed_over_is_not_trained_on(trainer_of, make, look_ahead) -> None:
     batches, recorder = Batches(), Recorder()
     trainer = trainer_of(
@@ -94,9 +94,9 @@ def test_a_batch_that_is_passed_over_is_not_trained_on(trainer_of, make, look_ah
     assert recorder.count("on_train_epoch_end") == 3
 
 
-@pytest.mark.slow_cases("*", "!left_out0-list", "!left_out0-plain", "!left_out1-loader")
 @each
 @pytest.mark.parametrize("left_out", [[(0, 0), (0, 1), (0, 2), (0, 3)], [(1, i) for i in range(4)]])
+@pytest.mark.slow_cases(every=4)
 def test_a_pass_of_which_nothing_is_left_is_left_out(trainer_of, make, left_out) -> None:
     batches = Batches()
     trainer = trainer_of(batches, PassOver(*left_out), model=Scale, num_epochs=3)
@@ -144,8 +144,8 @@ def test_steps_per_epoch_counts_batches_that_are_passed_over(trainer_of) -> None
     assert batches.values == [0, 0, 1]
 
 
-@pytest.mark.slow_cases("*", "!list", "!workers")
 @each
+@pytest.mark.slow_cases(every=4)
 def test_a_run_that_resumes_passes_them_over_too(trainer_of, make) -> None:
     def trainer(*callbacks: Any, **settings: Any) -> Any:
         return trainer_of(*callbacks, model=Scale, checkpoint=Checkpoint(steps=1), **settings)
@@ -201,9 +201,9 @@ class Dislike(Callback):
             raise RollBack("bad", step=trainer.global_step, batches=met, cause=ValueError("bad"))
 
 
-@pytest.mark.slow_cases("*", "!False-list", "!False-plain", "!True-loader")
 @each
 @pytest.mark.parametrize("look_ahead", [False, True])
+@pytest.mark.slow_cases(every=4)
 def test_a_roll_back_takes_the_pass_up_where_the_checkpoint_is(
     trainer_of, make, look_ahead
 ) -> None:

@@ -158,10 +158,10 @@ def test_data_that_ends_before_the_place_ends_the_epoch_with_a_warning(trainer_o
     assert "after batch 6 of epoch 1, but train_dataloader has only 5 batches" in warned
 
 
-@pytest.mark.slow_cases("*", "!4-7-2-6")
 @pytest.mark.parametrize(
     ("before", "now", "num", "again"), [(4, 7, 2, 6), (4, 2, 10, 0), (5, 3, 8, 1)]
 )
+@pytest.mark.slow_cases(every=4)
 def test_another_batch_size_continues_after_the_samples_trained_on(
     trainer_of, caplog, before, now, num, again
 ) -> None:
@@ -224,9 +224,9 @@ def test_a_second_fit_begins_a_pass(trainer_of) -> None:
     assert trainer.data.epoch == 1
 
 
-@pytest.mark.slow_cases("*", "!False-False")
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.slow_cases(every=4)
 def test_workers_end_with_the_fit(trainer_of, fails, persistent) -> None:
     workers = []
 

@@ -117,15 +117,15 @@ def cases() -> Iterator[Any]:
         yield pytest.param(make, {}, id=name)
 
 
-@pytest.mark.slow_cases("*", "!getitem", "!collate", "!collate of a stream-2", "!init")
 @pytest.mark.parametrize(("make", "workers"), list(cases()))
+@pytest.mark.slow_cases(every=4)
 def test_one_of_a_loader_is_an_error_of_a_training(trainer_of, make, workers) -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
         trainer_of(model=Scale, num_epochs=2).fit(make(**workers))
 
 
-@pytest.mark.slow_cases("*", "!getitem", "!collate", "!collate of a stream-2", "!init")
 @pytest.mark.parametrize(("make", "workers"), list(cases()))
+@pytest.mark.slow_cases(every=4)
 def test_one_of_a_loader_is_an_error_of_a_validation(trainer_of, make, workers) -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
         trainer_of(model=Scale, num_epochs=2).validate(make(**workers))

@@ -130,8 +130,8 @@ def source_of(dataset: Any, size: int | None = 4, **options: Any) -> Any:
 # ---- seeds
 
 
-@pytest.mark.slow_cases("*", "!options0")
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1}])
+@pytest.mark.slow_cases(every=4)
 def test_an_epoch_is_the_same_again_and_others_are_other_ones(options) -> None:
     source = source_of(Random(), **options)
     first, second = values(source, start_of()), values(source, start_of(epoch=1))
@@ -149,7 +149,7 @@ def test_persistent_workers_are_seeded_in_each_epoch() -> None:
 # ---- states
 
 
-@pytest.mark.slow_cases("*", "!Position-0")
+@pytest.mark.slow_cases("Position-2", every=4)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("make", [Position, Iterators])
 def test_a_state_is_taken_after_each_batch_and_restored_in_the_workers(make, num_workers) -> None:
@@ -270,7 +270,7 @@ def whole(parts: list[list[Any]]) -> list[float]:
 ALL = [float(i) for i in range(NUM)]
 
 
-@pytest.mark.slow_cases("*", "!2-4-0", "!3-3-2")
+@pytest.mark.slow_cases("4-2-2", "3-8-2", every=4)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(("count", "size"), [(2, 4), (3, 3), (4, 2), (3, 8)])
 def test_each_process_gets_its_part_of_a_sharded_stream(count, size, num_workers) -> None:

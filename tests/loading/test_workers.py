@@ -132,9 +132,9 @@ def test_a_worker_that_begins_after_its_parent_is_gone_ends(tmp_path) -> None:
         assert wait_until_gone(workers) == []
 
 
-@pytest.mark.slow_cases("*", "!SIGINT")
 @linux
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+@pytest.mark.slow_cases(every=4)
 def test_signals_of_a_group_do_not_end_workers(name) -> None:
     seen = []
     before = signal.signal(getattr(signal, name), lambda signum, frame: seen.append(signum))
@@ -303,8 +303,8 @@ def test_the_end_of_workers_does_not_hide_why_they_were_ended() -> None:
     assert list(start_iterator([1])) == [1]  # nor is it an error of anybody else
 
 
-@pytest.mark.slow_cases("*", "!its batch")
 @pytest.mark.parametrize("awaits", ["its batch", "another's", "a start", "a plain one's"])
+@pytest.mark.slow_cases(every=4)
 def test_a_worker_that_dies_is_an_error_only_where_data_is_awaited(awaits) -> None:
     iterator = start_iterator(DataLoader(range(40), num_workers=2))
     other = start_iterator(DataLoader(range(40), num_workers=1 if awaits == "another's" else 0))
@@ -370,9 +370,9 @@ class Broken:
         raise self.error
 
 
-@pytest.mark.slow_cases("*", "!False-error0", "!True-error0")
 @pytest.mark.parametrize("error", [EOFError(), ConnectionResetError(), FileNotFoundError()])
 @pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.slow_cases(every=4)
 def test_a_worker_that_dies_while_its_last_batch_is_received_is_named(error, in_thread) -> None:
     worker = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
     worker.start()

@@ -194,9 +194,9 @@ class GoBack(Callback):
             raise RollBack("bad", step=trainer.global_step, batches=[], cause=found)
 
 
-@pytest.mark.slow_cases("*", "!cpu-4", "!fake-4")
 @pytest.mark.parametrize("step", [4, 5, 8])
 @pytest.mark.parametrize("device", ["cpu", "fake"])
+@pytest.mark.slow_cases(every=4)
 def test_a_run_that_goes_back_takes_its_lines_back(make, batches, tmp_path, step, device):
     whole = make(JsonlLogger(), **settings(model_dir=tmp_path / "whole", device=device))
     whole.fit(batches, batches[:2])
@@ -265,8 +265,8 @@ def test_a_run_that_begins_with_anothers_checkpoint_keeps_to_its_own_file(make, 
     assert (first.model_dir / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.slow_cases("*", "!load")
 @pytest.mark.parametrize("first", ["load", "validate", "both"])
+@pytest.mark.slow_cases(every=4)
 def test_a_fit_after_a_load_removes_the_steps_that_it_takes_again(make, batches, tmp_path, first):
     whole = make(JsonlLogger(), **settings(model_dir=tmp_path / "whole"))
     whole.fit(batches, batches[:2])
@@ -397,7 +397,6 @@ def test_a_trainer_that_loads_an_older_checkpoint_takes_its_lines_back(make, bat
 # ---- beginning anew
 
 
-@pytest.mark.slow_cases("*", "!other name", "!no autoload")
 @pytest.mark.parametrize(
     ("checkpoint", "ckpt_path"),
     [
@@ -409,6 +408,7 @@ def test_a_trainer_that_loads_an_older_checkpoint_takes_its_lines_back(make, bat
     ],
     ids=["other name", "other root", "no autoload", "told to", "weights"],
 )
+@pytest.mark.slow_cases(every=4)
 def test_a_run_that_begins_anew_leaves_the_metrics_of_others(
     make, batches, caplog, checkpoint, ckpt_path
 ):

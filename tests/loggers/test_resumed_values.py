@@ -117,9 +117,9 @@ ONCE = {
 }
 
 
-@pytest.mark.slow_cases("*", "!tensorboard-ended", "!jsonl-ended")
 @pytest.mark.parametrize("dies", [False, True], ids=["ended", "died"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow_cases(every=4)
 def test_a_resumed_run_logs_each_value_once(kind, dies, run, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")

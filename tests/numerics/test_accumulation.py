@@ -80,9 +80,9 @@ SIZES = {
 }
 
 
-@pytest.mark.slow_cases("*", "!even-None", "!ragged-int", "!a short last window-tensor")
 @pytest.mark.parametrize("counts", [None, "int", "tensor"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.slow_cases(every=4)
 def test_a_window_has_the_gradient_and_the_loss_of_one_batch(
     trainer_of, tmp_path, counts, sizes
 ) -> None:

@@ -121,14 +121,14 @@ def both(request, trainer_of) -> tuple[Any, History, dict[str, Tensor], ByHand]:
     return trainer, history, expected, by_hand
 
 
-@pytest.mark.slow_cases("*", "!plain", "!bfloat16", "!clipped values")
+@pytest.mark.slow_cases(every=4)
 def test_the_weights_are_equal_bit_by_bit(both) -> None:
     trainer, _, expected, _ = both
     found = weights_of(trainer)
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
-@pytest.mark.slow_cases("*", "!plain", "!bfloat16", "!clipped values")
+@pytest.mark.slow_cases(every=4)
 def test_the_logged_losses_are_equal_bit_by_bit(both) -> None:
     _, history, _, by_hand = both
     assert [value for _, value in history.of("loss")] == by_hand.losses

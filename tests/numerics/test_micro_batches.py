@@ -71,11 +71,9 @@ def run(model_dir, batches, *flags, val=None, **settings):
     return trainer, watcher, history
 
 
-@pytest.mark.slow_cases(
-    "*", "!sizes0-1", "!sizes0-4", "!sizes1-1", "!sizes1-4", "!sizes2-1", "!sizes2-4"
-)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 100])
 @pytest.mark.parametrize("sizes", [(8, 8), (8, 5), (7, 8, 2)])
+@pytest.mark.slow_cases(every=4)
 def test_the_gradient_and_the_loss_are_those_of_the_whole_batch(tmp_path, sizes, size):
     batches = masked(*sizes)
     _, whole, losses = run(tmp_path / "whole", batches)

@@ -74,7 +74,7 @@ class Runs:
         return trainer
 
 
-@pytest.mark.slow_cases("*", "!3-ours")
+@pytest.mark.slow_cases("*-torch", "14-*", "20-*", "5-*", "10-*", every=4)
 @pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 @pytest.mark.parametrize("step", [3, 5, 7, 10, 14, 20])
 def test_a_resumed_run_ends_at_the_same_weights(trainer_of, tmp_path, scheduler, step) -> None:
@@ -137,8 +137,8 @@ def validations_of(recorder: Any) -> int:
     return int(recorder.count("on_validate_start"))
 
 
-@pytest.mark.slow_cases("*", "!3-5", "!7-4")
 @pytest.mark.parametrize(("step", "left"), [(3, 5), (5, 5), (7, 4), (10, 4), (20, 2)])
+@pytest.mark.slow_cases(every=4)
 def test_a_resumed_run_validates_where_the_unbroken_one_does(
     trainer_of, tmp_path, step, left
 ) -> None:

@@ -111,17 +111,8 @@ def steps(model, optimizer, which):
         optimizer.step()
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!Adafactor-settings0",
-    "!AdamW-settings3",
-    "!ASGD-settings7",
-    "!RMSprop-settings10",
-    "!Lion-settings14",
-    "!AdamW-settings17",
-    "!Adafactor-settings21",
-)
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
+@pytest.mark.slow_cases(every=4)
 def test_a_state_that_was_saved_and_loaded_continues_bit_by_bit(name, settings):
     whole, first, second = Net(), Net(), Net()
     unbroken = OPTIMIZERS[name](whole, **settings)
@@ -137,17 +128,8 @@ def test_a_state_that_was_saved_and_loaded_continues_bit_by_bit(name, settings):
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!Adafactor-settings0",
-    "!AdamW-settings3",
-    "!ASGD-settings7",
-    "!RMSprop-settings10",
-    "!Lion-settings14",
-    "!AdamW-settings17",
-    "!Adafactor-settings21",
-)
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
+@pytest.mark.slow_cases(every=4)
 def test_nothing_on_the_device_is_read_not_even_after_loading(name, settings):
     with torch.device("meta"):  # where a read raises
         model = Net()
@@ -186,17 +168,8 @@ def trained(tmp_path, factory, schedule=None, device="fake", **settings):
     return trainer
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!Adafactor-settings0",
-    "!AdamW-settings3",
-    "!ASGD-settings7",
-    "!RMSprop-settings10",
-    "!Lion-settings14",
-    "!AdamW-settings17",
-    "!Adafactor-settings21",
-)
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
+@pytest.mark.slow_cases(every=4)
 def test_every_optimizer_trains_without_a_read_in_the_step(tmp_path, name, settings):
     torch.manual_seed(0)
     trainer = trained(tmp_path, OptimizerFactory(OPTIMIZERS[name], settings), num_epochs=2)

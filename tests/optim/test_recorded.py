@@ -123,19 +123,8 @@ def undocumented(part: str) -> list[str]:
     return [name for name in SETTINGS[part] if name not in DOCUMENTED]
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!AdamW",
-    "!AdamW/ams",
-    "!SGD",
-    "!SGD/max",
-    "!Lamb/wd",
-    "!Adafactor/scale",
-    "!Adagrad",
-    "!Adamax",
-    "!ASGD",
-)
 @pytest.mark.parametrize("name", undocumented("optimizers"))
+@pytest.mark.slow_cases(every=4)
 def test_an_optimizer_has_the_weights_of_the_original(name: str) -> None:
     assert is_equal(weights_of(name), WEIGHTS[name])
 

@@ -31,7 +31,7 @@ def refusal(path: Path) -> str | None:
     return None
 
 
-@pytest.mark.slow_cases("*", "!appends-25", "!extra_files-25", "!exchanged-25")
+@pytest.mark.slow_cases("bit_flips-500", every=4)
 @pytest.mark.parametrize(("kind", "trials"), TRIALS)
 def test_damage_is_found_and_never_loaded(tmp_path, count, kind, trials) -> None:
     good = make(tmp_path / "good", 1, numbers=NUMBERS)[0]
@@ -89,8 +89,8 @@ def trained(folder: Path, *, steps: int):
     return trainer
 
 
-@pytest.mark.slow_cases("*", "!1")
 @pytest.mark.parametrize("num_damaged", [1, 2, 3])
+@pytest.mark.slow_cases(every=4)
 def test_a_run_goes_on_from_the_newest_intact_checkpoint_and_says_what_it_skips(
     tmp_path, count, caplog, num_damaged
 ) -> None:

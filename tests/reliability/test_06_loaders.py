@@ -198,7 +198,9 @@ def check(nursery: Nursery, place: Path, count, kind: str, numbers: list[int]) -
         assert is_warned_of or wrong == {}, f"{kind}: batches that differ, by chain; no warning"
 
 
-@pytest.mark.slow_cases("*", "!augmented-0")
+@pytest.mark.slow_cases(
+    "*-2", "iterable_generator", "stream_shuffle_buffer-0", "sampler_*", every=4
+)
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks_of(kind)) for kind in KINDS])
 def test_a_killed_run_ends_equal_or_warned_of(nursery, tmp_path, count, kind) -> None:
     check(nursery, tmp_path, count, kind, [2])

@@ -19,8 +19,8 @@ def trained(folder, steps: int):
     return trainer
 
 
-@pytest.mark.slow_cases("*", "!0")
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow_cases(every=4)
 def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path, count, monkeypatch, seed):
     expected = weights_of(trained(tmp_path / "unbroken", 14))
     folder = tmp_path / "run"

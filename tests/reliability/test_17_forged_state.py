@@ -100,7 +100,6 @@ def test_an_entry_of_another_kind_is_a_checkpoint_error_or_the_run_goes_on(
     assert len(forged) / 2 < refused < len(forged)
 
 
-@pytest.mark.slow_cases("*", "!place0-x-loop", "!place3-None-optimizer", "!place6-None-checkpoint")
 @pytest.mark.parametrize(
     ("place", "value", "part"),
     [
@@ -115,6 +114,7 @@ def test_an_entry_of_another_kind_is_a_checkpoint_error_or_the_run_goes_on(
         (("callbacks", "ModelEma", "average"), DROPPED, "callbacks.ModelEma"),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_the_error_names_the_checkpoint_and_its_part_and_has_a_cause(
     good: Path, tmp_path: Path, place: tuple[str | int, ...], value: Any, part: str
 ) -> None:

@@ -148,7 +148,7 @@ def assert_same(folder: Path, data: Callable[[], Any], settings: Callable[[], An
 # ---- nothing is left of it
 
 
-@pytest.mark.slow_cases("*", "!list", "!stream")
+@pytest.mark.slow_cases("persistent", every=4)
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_run_is_the_same_with_and_without_the_test(tmp_path, name) -> None:
     assert_same(tmp_path, LOADERS[name], dict)
@@ -175,8 +175,8 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow_cases("*", "!schedule of torch", "!tensor")
 @pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.slow_cases(every=4)
 def test_it_is_the_same_under_other_settings(tmp_path, name) -> None:
     assert_same(tmp_path, LOADERS["shuffled"], SETTINGS[name])
 

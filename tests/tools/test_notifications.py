@@ -122,10 +122,10 @@ def test_the_end_of_a_fit_is_mailed(make, batches, mail_server):
     assert addresses == ["<a@x.org>", "<b@x.org>"]
 
 
-@pytest.mark.slow_cases("*", "!fit-Training")
 @pytest.mark.parametrize(
     ("hook", "what"), [("fit", "Training"), ("train", "Training"), ("validate", "Validation")]
 )
+@pytest.mark.slow_cases(every=4)
 def test_an_error_is_mailed_once(make, batches, mail_server, hook, what):
     trainer = make(mailing(mail_server, subject="Ours"), Fails(hook))
     with pytest.raises(ZeroDivisionError):

@@ -299,9 +299,9 @@ READERS = {
 }
 
 
-@pytest.mark.slow_cases("*", "!load-save", "!load_into-save_sharded", "!tensor_table-save")
 @pytest.mark.parametrize("save_as", [checkpointing.save, save_sharded])
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.slow_cases(every=4)
 def test_a_copy_that_is_removed_before_it_is_opened_is_downloaded_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, read: Any, save_as: Any
 ) -> None:

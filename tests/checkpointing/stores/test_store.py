@@ -195,14 +195,9 @@ def test_no_space_is_found_before_the_download(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!1-Server returned non-2xx status code: 503: <Error><Code>SlowDown</Code></Error>",
-    "!2-Server returned non-2xx status code: 503: <Error><Code>SlowDown</Code></Error>",
-    "!3-Server returned non-2xx status code: 503: <Error><Code>SlowDown</Code></Error>",
-)
 @pytest.mark.parametrize("fault", [BUSY, "lost", "twice", "kind: Timeout"])
 @pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.slow_cases(every=4)
 def test_every_operation_survives_faults(
     fault: str, number: int, file: Path, content: bytes, tmp_path: Path
 ) -> None:

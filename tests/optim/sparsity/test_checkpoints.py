@@ -30,9 +30,9 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.slow_cases("*", "!static-0", "!set-0")
 @pytest.mark.parametrize("seed", [0, None])
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.slow_cases(every=4)
 def test_a_run_that_was_cut_off_ends_with_the_same_bits(make, batches, tmp_path, name, seed):
     def run(folder, max_steps):
         settings = {"model_dir": tmp_path / folder, "checkpoint": Checkpoint(steps=3)}
@@ -153,8 +153,8 @@ def test_masks_continue_under_another_algorithm_and_that_is_reported(make, batch
     assert "updates=UpdateAt(steps=[9])" in told
 
 
-@pytest.mark.slow_cases("*", "!static")
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.slow_cases(every=4)
 def test_the_same_settings_are_not_reported(make, batches, tmp_path, caplog, name):
     for max_steps in (2, 4):
         trainer = make(ALGORITHMS[name](), max_steps=max_steps, checkpoint=Checkpoint(steps=2))

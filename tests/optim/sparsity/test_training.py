@@ -54,9 +54,9 @@ def momentum(model):
     )
 
 
-@pytest.mark.slow_cases("*", "!static-adamw", "!set-adamw")
 @pytest.mark.parametrize("optimizer", [adamw, momentum])
 @pytest.mark.parametrize("name", ALL)
+@pytest.mark.slow_cases(every=4)
 def test_what_is_masked_stays_zero_in_weights_gradients_and_state(make, batches, name, optimizer):
     watch = Watch()
     trainer = make(ALL[name](), watch, optimizer=optimizer)
@@ -336,9 +336,9 @@ def test_without_sparsity_no_hook_of_a_step_is_called():
     assert own - sparsity.idle_hooks == {"on_load_checkpoint"}
 
 
-@pytest.mark.slow_cases("*", "!static-meta", "!set-meta")
 @pytest.mark.parametrize("device", ["meta", "fake"])
 @pytest.mark.parametrize("name", ALL)
+@pytest.mark.slow_cases(every=4)
 def test_it_runs_without_a_host_read_in_the_step(make, batches, name, device):
     trainer = make(ALL[name](), device=device)
     trainer.fit(batches, batches[:2])

@@ -248,8 +248,8 @@ def test_an_epoch_in_whose_middle_a_history_was_added_has_no_loss(make, tmp_path
     assert own.get_metric_steps("train_loss_epoch") == [6]
 
 
-@pytest.mark.slow_cases("*", "!1")
 @pytest.mark.parametrize("num", [1, 2, 3, 4])
+@pytest.mark.slow_cases(every=4)
 def test_the_loss_of_an_epoch_is_whole_in_a_run_that_resumes(make, tmp_path, num):
     class Cut(Callback):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
@@ -294,8 +294,8 @@ def test_a_plot_has_all_metrics_by_default_also_many():
     assert len(history.plot("m07").data) == 1
 
 
-@pytest.mark.slow_cases("*", "!1")
 @pytest.mark.parametrize("num", [1, 3, 41])
+@pytest.mark.slow_cases(every=4)
 def test_charts_are_far_enough_apart_for_their_titles(num):
     history = RunHistory()
     for idx in range(num):

@@ -150,7 +150,6 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(run):
     assert "Not restarting: the same error" in done.told[1]
 
 
-@pytest.mark.slow_cases("*", "!acts0-1-end0", "!acts3-143-end3")
 @pytest.mark.parametrize(
     ("acts", "code", "end"),
     [
@@ -166,6 +165,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(run):
         ),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_what_nobody_can_mend_or_somebody_asked_for_is_not_started_again(run, acts, code, end):
     done = run(acts)
     assert (done.code, done.ends()) == (code, [end])
@@ -242,8 +242,8 @@ def test_a_child_that_cannot_be_killed_is_named(run, monkeypatch):
 # ---- signals, and the end of the supervisor itself
 
 
-@pytest.mark.slow_cases("*", "!SIGTERM-143")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130)])
+@pytest.mark.slow_cases(every=4)
 def test_a_signal_is_passed_on_once_and_the_run_ends(run, name, code):
     def send():
         wait_for(Path("told"), "ready")

@@ -121,11 +121,11 @@ def texts():
     return [tuple(torch.randint(6, (2, 4, 3), generator=generator).unbind()) for _ in range(10)]
 
 
-@pytest.mark.slow_cases("*", "!cpu-{}", "!fake-{}")
 @pytest.mark.parametrize(
     "settings", [{}, {"shares": True}, {"padding_idx": 1}, {"width": 16}], ids=str
 )
 @pytest.mark.parametrize("device", ["cpu", "fake"])
+@pytest.mark.slow_cases(every=4)
 def test_the_norms_are_those_of_examples_taken_one_at_a_time(
     make, texts, history, settings, device
 ):

@@ -48,9 +48,9 @@ def test_all_models_are_here() -> None:
     assert set(MODELS) == set(OTHERS) == set(NAMES)
 
 
-@pytest.mark.slow_cases("*", "!zoo-bert", "!zoo-esm2", "!zoo.pt-bert", "!zoo.pt-esm2")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("target", ["zoo", "zoo.pt"])
+@pytest.mark.slow_cases(every=4)
 def test_weights_go_to_the_names_of_the_model_zoo_and_back(
     name: str, target: str, tmp_path: Path
 ) -> None:

@@ -388,12 +388,10 @@ def folder_for(words: str, exported: Path, params: Path, tmp_path: Path) -> Path
     return folder
 
 
-@pytest.mark.slow_cases(
-    "*", "!--from hf-config.json", "!--from hf-vocab.txt", "!--to hf-merges.txt"
-)
 @pytest.mark.parametrize(
     ("words", "name"), [(words, name) for words, names in LINKED.items() for name in names]
 )
+@pytest.mark.slow_cases(every=4)
 def test_a_link_out_of_the_folder_is_refused_and_one_within_is_read(
     words: str,
     name: str,

@@ -76,8 +76,8 @@ def made(name: str, arguments: dict[str, Any]) -> Decoder:
     return model
 
 
-@pytest.mark.slow_cases("*", "!mup", "!still tied", "!learned positions")
 @pytest.mark.parametrize(("name", "arguments"), CASES.values(), ids=CASES)
+@pytest.mark.slow_cases(every=4)
 def test_logits_are_those_of_the_model_with_factors(
     name: str, arguments: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -134,9 +134,9 @@ def check_logits(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow_cases("*", "!bert", "!bert, classes", "!t5, gated")
 @torch.no_grad()
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow_cases(every=4)
 def test_weights_go_from_hugging_face_and_back(case: str, tmp_path: Path) -> None:
     theirs = their_model(case)
     theirs.save_pretrained(tmp_path / "theirs")
@@ -157,9 +157,9 @@ def test_weights_go_from_hugging_face_and_back(case: str, tmp_path: Path) -> Non
     assert models[0] == models[1]
 
 
-@pytest.mark.slow_cases("*", "!bert")
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["bert", "esm", "t5, gated", "vit"])
+@pytest.mark.slow_cases(every=4)
 def test_weights_go_from_hugging_face_to_the_names_of_the_model_zoo_and_back(
     case: str, tmp_path: Path
 ) -> None:
@@ -216,7 +216,6 @@ def test_the_head_of_a_published_masked_model_alone_is_read(tmp_path: Path) -> N
     assert "nsp_head.weight" not in model.state_dict()
 
 
-@pytest.mark.slow_cases("*", "!bert-changes0-bert-BertForMaskedLM")
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "changes", "kind", "cls"),
@@ -231,6 +230,7 @@ def test_the_head_of_a_published_masked_model_alone_is_read(tmp_path: Path) -> N
         ),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_models_of_this_package_are_the_same_there(
     name: str, changes: dict[str, Any], kind: str, cls: str, tmp_path: Path
 ) -> None:
@@ -266,16 +266,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!bert-changes0-norm_first: true",
-    "!bert-changes3-attention_logits_alpha: 2.0",
-    "!bert-changes7-nonlinearity",
-    "!esm2-changes10-use_final_layer_norm: false",
-    "!t5-changes14-encoder_attention_logits_alpha: 2.0",
-    "!transformer-changes17-norm_type: layernorm",
-)
 @pytest.mark.parametrize(("name", "changes", "fact"), REFUSED)
+@pytest.mark.slow_cases(every=4)
 def test_settings_without_counterpart_are_refused_by_name(
     name: str,
     changes: dict[str, Any],

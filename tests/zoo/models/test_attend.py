@@ -55,18 +55,7 @@ def bias_by_hand(name: str, module: Any) -> Callable[[int, int, int], float]:
     return no_bias
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!4-causal-none-None",
-    "!4-causal-relative-None",
-    "!4-packed-alibi-None",
-    "!2-causal-none-None",
-    "!2-causal-relative-None",
-    "!2-window-alibi-None",
-    "!2-sinks-none-None",
-    "!2-sinks-relative-None",
-    "!2-packed-alibi-None",
-)
+@pytest.mark.slow_cases("1-*", "4-window-*", "4-sinks-*", every=4)
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("bias", ["none", "alibi", "relative"])
 @pytest.mark.parametrize("window", WINDOWS)

@@ -108,8 +108,8 @@ def test_a_later_token_does_not_change_earlier_logits(
     assert (first[:, 7:] - second[:, 7:]).abs().amax(dim=-1).min() > 1e-4
 
 
-@pytest.mark.slow_cases("*", "!Gpt2-changes0", "!Gpt2-changes4")
 @VARIANTS
+@pytest.mark.slow_cases(every=4)
 def test_forward_and_backward_run_on_the_meta_device(
     kind: type[Decoder], changes: dict[str, Any]
 ) -> None:
@@ -123,8 +123,8 @@ def test_forward_and_backward_run_on_the_meta_device(
     assert {param.grad.device.type for param in model.parameters()} == {"meta"}  # type: ignore[union-attr]
 
 
-@pytest.mark.slow_cases("*", "!Gpt2-changes0", "!Gpt2-changes4")
 @VARIANTS
+@pytest.mark.slow_cases(every=4)
 def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(
     kind: type[Decoder], changes: dict[str, Any]
 ) -> None:

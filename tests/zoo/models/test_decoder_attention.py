@@ -189,7 +189,7 @@ def test_a_setting_without_its_condition_is_reported(changes: dict[str, Any]) ->
         make(**changes)
 
 
-@pytest.mark.slow_cases("*", "!alibi", "!fixed")
+@pytest.mark.slow_cases("*window", "every other", "softcap, alibi", "layer index", every=4)
 @OF_OPTIONS
 def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(
     changes: dict[str, Any],
@@ -211,13 +211,11 @@ def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(
     assert all(torch.equal(value, expected[key]) for key, value in moved.state_dict().items())
 
 
-@pytest.mark.slow_cases(
-    "*", "!full-alibi", "!full-fixed", "!full-alibi, window", "!full-layer index"
-)
 # CI: all layers for each option; selected ones for three.
 @pytest.mark.soak_cases(
     "selective-*", "!selective-relative", "!selective-every other", "!selective-gptj, sinks"
 )
+@pytest.mark.slow_cases("selective-[!r]*", every=4)
 @OF_OPTIONS
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_keeps_losses_and_gradients(

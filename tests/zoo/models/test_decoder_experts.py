@@ -141,8 +141,8 @@ def test_every_parameter_gets_a_gradient(changes: dict[str, Any]) -> None:
     assert [name for name, param in model.named_parameters() if param.grad is None] == []
 
 
-@pytest.mark.slow_cases("*", "!two of four", "!null expert")
 @OF_OPTIONS
+@pytest.mark.slow_cases(every=4)
 def test_it_runs_on_meta_and_starts_like_one_that_was_built_in_place(
     changes: dict[str, Any],
 ) -> None:

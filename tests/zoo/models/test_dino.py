@@ -402,20 +402,8 @@ INVALID: list[tuple[str, Any, list[str]]] = [
 ]
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!heads-value0-facts0",
-    "!heads/0/head_model/input_size-value4-facts4",
-    "!heads/0/stop_grad-yes-facts8",
-    "!heads/0/forward_args/0/0-image_model_trunks.output(0,0,2)-facts12",
-    "!losses/0/loss/teacher_temp_scheduler-cosine-facts16",
-    "!image_model_trunks/0/image_model/num_heads-3-facts20",
-    "!image_model_trunks/1/forward_args/0/1-ssl_transform.output('labels')-facts24",
-    "!losses/0/forward_args/0/1-ssl_transform.output('labels')-facts28",
-    "!ema/0/scheduler_name-linear-facts32",
-    "!ema/0/source-image_model_trunks.model(0)-facts36",
-)
 @pytest.mark.parametrize(("path", "value", "facts"), INVALID)
+@pytest.mark.slow_cases(every=4)
 def test_an_invalid_setting_is_named(path: str, value: Any, facts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         Dino.check_arguments(**changed(path, value))
@@ -436,7 +424,6 @@ def test_settings_that_do_not_fit_the_parts_are_named(path, value, facts) -> Non
     assert [fact for fact in facts if fact not in str(caught.value)] == []
 
 
-@pytest.mark.slow_cases("*", "!change0-facts0", "!change3-facts3")
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
@@ -448,6 +435,7 @@ def test_settings_that_do_not_fit_the_parts_are_named(path, value, facts) -> Non
         ({"local_view": torch.zeros(4)}, ["(4,)", "views"]),
     ],
 )
+@pytest.mark.slow_cases(every=4)
 def test_a_batch_that_does_not_fit_is_refused(change, facts) -> None:
     batch = {key: one for key, one in (batch_of() | change).items() if one is not None}
     with pytest.raises(ConfigError) as caught:

@@ -49,10 +49,8 @@ def recorded(model: Decoder, start: Tensor, num: int, **how: Any) -> tuple[Tenso
     return made, torch.stack(scores)
 
 
-@pytest.mark.slow_cases(
-    "*", "!alibi", "!fixed", "!softcap", "!gptj, sinks", "!final softcap", "!experts"
-)
 @OF_CASES
+@pytest.mark.slow_cases(every=4)
 def test_the_cache_changes_neither_tokens_nor_logits(changes: dict[str, Any]) -> None:
     model = make(**changes)
     start = tokens(2, 3)

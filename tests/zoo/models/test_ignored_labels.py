@@ -112,11 +112,9 @@ def found_of(model: Any, batch: Any) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow_cases(
-    "*", "!gpt2-False", "!experts-False", "!t5-False", "!bert-False", "!sentences-False"
-)
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("case", MASKED)
+@pytest.mark.slow_cases(every=4)
 def test_an_ignored_label_equals_one_without_weight(case: str, is_training: bool) -> None:
     make, batch_of, labels, mask = MASKED[case]
     model, batch = make().train(is_training), batch_of()
@@ -169,8 +167,8 @@ def test_an_ignored_class_equals_a_row_that_is_not_there(case: str) -> None:
     assert ignored["num_items"] == 2
 
 
-@pytest.mark.slow_cases("*", "!gpt2", "!llava", "!bert", "!dpo")
 @pytest.mark.parametrize("case", [*MASKED, *CLASSES])
+@pytest.mark.slow_cases(every=4)
 def test_a_batch_without_a_label_has_loss_0_and_no_gradient(case: str) -> None:
     make, batch_of = (MASKED | CLASSES)[case][:2]  # type: ignore[operator]
     model, batch = make(), batch_of()

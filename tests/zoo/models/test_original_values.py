@@ -169,17 +169,8 @@ def weights_of(model: Decoder) -> dict[str, Tensor]:
     return {kind: joined(weights) for kind, weights in zip(KINDS, found, strict=True)}
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!gpt2-nothing",
-    "!gpt2-initializer",
-    "!gpt2-initializer and ffn_initializer",
-    "!gpt2-muP, initializer and output_layer_initializer",
-    "!gptj-nothing",
-    "!gptj-attention_initializer",
-    "!gptj-all",
-)
 @pytest.mark.parametrize(("name", "case"), CASES)
+@pytest.mark.slow_cases(every=4)
 def test_every_weight_starts_with_the_deviation_that_it_has_in_the_original(
     name: str, case: str
 ) -> None:
@@ -368,8 +359,8 @@ GPTJ_DROPOUTS = {
 DROPOUT_CASES = [("gpt2", case) for case in DROPOUTS] + [("gptj", case) for case in GPTJ_DROPOUTS]
 
 
-@pytest.mark.slow_cases("*", "!gpt2-dropout_rate", "!gpt2-all", "!gptj-no dropout_rate")
 @pytest.mark.parametrize(("name", "case"), DROPOUT_CASES)
+@pytest.mark.slow_cases(every=4)
 def test_dropout_rates_that_are_not_set_are_those_of_the_original(name: str, case: str) -> None:
     settings, expected = (DROPOUTS if name == "gpt2" else GPTJ_DROPOUTS)[case]
     model = make(name, **settings)
@@ -394,16 +385,9 @@ SCALES: dict[str, tuple[dict[str, Any], list[float]]] = {
 }
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!nothing-gpt2",
-    "!by d-gptj",
-    "!dot_product-gptj",
-    "!muP, not by d-gpt2",
-    "!muP, alpha-gpt2",
-)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("case", SCALES)
+@pytest.mark.slow_cases(every=4)
 def test_scores_and_logits_are_scaled_as_in_the_original(name: str, case: str) -> None:
     settings, expected = SCALES[case]
     if name == "gptj" and "scale_qk_dot_by_d" not in settings and expected[0] == 1 / 32:

@@ -398,8 +398,8 @@ def results(model: T5) -> list[Any]:
     return [loss.item(), *(param.grad for param in model.parameters() if param.requires_grad)]
 
 
-@pytest.mark.slow_cases("*", "!t5", "!untied, learned")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow_cases(every=4)
 def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(case: str) -> None:
     with torch.device("meta"):
         moved = make(case)

@@ -224,8 +224,8 @@ def test_freeze_takes_own_and_published_names() -> None:
         make(freeze=["nothing_here"])
 
 
-@pytest.mark.slow_cases("*", "!vit", "!post-norm, gated, fixed")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow_cases(every=4)
 def test_a_model_from_the_meta_device_starts_like_one_that_was_built_in_place(case: str) -> None:
     with torch.device("meta"):
         moved = make_case(case)

@@ -111,17 +111,17 @@ def test_a_function_makes_samples_of_the_arrays(folder):
 # ---- the order
 
 
-@pytest.mark.slow_cases("*", "!False-sizes0", "!True-sizes0")
 @pytest.mark.parametrize("sizes", [[23], [1, 2, 3, 4, 5, 1, 7], [1] * 23])
 @pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.slow_cases(every=4)
 def test_the_order_does_not_depend_on_the_files(folder, sizes, shuffle):
     whole = batches(folder(samples(23), name="whole"), shuffle=shuffle, shuffle_seed=3)
 
     assert batches(folder(samples(23), sizes), shuffle=shuffle, shuffle_seed=3) == whole
 
 
-@pytest.mark.slow_cases("*", "!sizes0")
 @pytest.mark.parametrize("sizes", [[161], [7, 100, 54], [1] * 161])
+@pytest.mark.slow_cases(every=4)
 def test_the_order_of_windows_does_not_depend_on_the_files(folder, sizes):
     options = {"shuffle": True, "max_sequence_length": LENGTH}
     tokens = np.arange(161, dtype=np.uint16)

@@ -393,9 +393,9 @@ def _unchanged(batch):
     return batch
 
 
-@pytest.mark.slow_cases("*", "!_replace-samples")
 @pytest.mark.parametrize("form", ["samples", "corpus"])
 @pytest.mark.parametrize("change", [_replace, _add_in_place])
+@pytest.mark.slow_cases(every=4)
 def test_a_batch_that_a_worker_changes_arrives_changed(folder, form, change):
     path = folder(samples(4) if form == "samples" else np.arange(17, dtype=np.uint16))
     rows = dataset(path, max_sequence_length=4 if form == "corpus" else None)
@@ -407,9 +407,9 @@ def test_a_batch_that_a_worker_changes_arrives_changed(folder, form, change):
     assert torch.equal(batch["input_ids"], plain["input_ids"])
 
 
-@pytest.mark.slow_cases("*", "!4-uint8", "!4-int64", "!200000-int16")
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32, np.int64, ">u2"])
 @pytest.mark.parametrize("length", [4, 200_000])  # through a pipe, through shared memory
+@pytest.mark.slow_cases(every=4)
 def test_windows_of_any_dtype_arrive_from_a_worker_as_in_one_process(folder, dtype, length):
     path = folder((np.arange(4 * length + 1) % 100).astype(dtype))
     rows = dataset(path, max_sequence_length=length)

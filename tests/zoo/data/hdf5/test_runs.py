@@ -76,7 +76,6 @@ def data_of(tmp_path, kind):
     return str(path)
 
 
-@pytest.mark.slow_cases("*", "!dataset-settings2-facts2", "!late token-settings5-facts5")
 @pytest.mark.parametrize(
     ("kind", "settings", "facts"),
     [
@@ -92,6 +91,7 @@ def data_of(tmp_path, kind):
         ("", {"use_vsl": True}, ["a.h5", "use_vsl"]),
     ],
 )
+@pytest.mark.slow_cases("dtype*", "shape*", "-settings8*", "-settings9*", every=4)
 def test_bad_data_ends_a_run_with_one_message(tmp_path, capsys, kind, settings, facts):
     code, said = run(tmp_path, capsys, data_dir=data_of(tmp_path, kind), **settings)
 

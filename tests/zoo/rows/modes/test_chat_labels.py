@@ -130,8 +130,8 @@ def counted(tokenizer, made, chat=CHAT):
     return [tokenizer.decode(run) for run in runs]
 
 
-@pytest.mark.slow_cases("*", "!chatml", "!llama 2", "!an end that is not a token")
 @pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.slow_cases(every=4)
 def test_all_answers_and_their_ends_count_and_nothing_else(tokenizer, name):
     template, expected = TEMPLATES[name]
     assert counted(tokenizer, mode(tokenizer, template)) == expected

@@ -57,8 +57,8 @@ def interrupt_at(monkeypatch, count: int) -> None:
     monkeypatch.setattr(shuffling, "write_rows", output.write_rows)
 
 
-@pytest.mark.slow_cases("*", "!options0")
 @pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.slow_cases(every=4)
 def test_a_run_is_continued_after_every_interruption(source, monkeypatch, options) -> None:
     run(source, out="whole", **options)
     interruptions = 0

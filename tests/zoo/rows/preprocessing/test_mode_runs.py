@@ -108,8 +108,8 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow_cases("*", "!vsl", "!mlm, gathered, vsl", "!chat, vsl")
 @pytest.mark.parametrize("name", list(RUNS))
+@pytest.mark.slow_cases(every=4)
 def test_each_mode_writes_its_rows_and_counts(source: Path, name: str) -> None:
     settings = settings_of(source, name)
     [facts] = preprocess(settings, save_s=0)

@@ -98,15 +98,8 @@ SHIPPED = {
 }
 
 
-@pytest.mark.slow_cases(
-    "*",
-    "!autoregressive_lm",
-    "!bert_pretraining_config",
-    "!multimodal_pretraining_conceptual_captions",
-    "!finetuning_context_split",
-    "!mllama_preproc_using_llava_phase_2",
-)
 @pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.slow_cases(every=4)
 def test_what_is_said_of_a_published_file(tmp_path, name, caplog) -> None:
     setup, processing, dataset, said = SHIPPED[name]
     (tmp_path / "in").mkdir()
