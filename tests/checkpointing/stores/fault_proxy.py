@@ -149,7 +149,8 @@ class FaultProxy:
 
     def _served(self, task: asyncio.Task[None]) -> None:
         """Close a connection, even one whose task was cancelled before it began."""
-        self._serving.pop(task).transport.abort()
+        writer = self._serving.pop(task)  # a name: Python 3.13 warns of a writer freed while open
+        writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
