@@ -8,8 +8,6 @@ import torch
 from .backend import Backend, Caps, Region, overridden
 
 _DEVICE: Final = torch.device("cpu")
-
-
 _INLINED: Final = ("_enter_step", "_exit_step", "_seed_device", "_make_reads")
 
 
