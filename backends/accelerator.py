@@ -15,7 +15,7 @@ from typing_extensions import override
 from .backend import Backend, Caps, overridden
 from .conditional_step import ConditionalSteps, put_back
 from .coordination.launch import local_rank
-from .errors import BackendUnavailable
+from .errors import BackendUnavailable, check_count, check_flag
 from .fast_step import fuse_optimizer
 from .prefetch import Lane, LookAhead, PlainLane, StreamLane, has_streams
 from .reads import DeferredReads, HostCopies
@@ -46,7 +46,7 @@ class AsynchronousBackend(Backend):
     )
 
     def __init__(self, *, look_ahead: bool = True, **options: Any) -> None:
-        self._look_ahead = look_ahead
+        self._look_ahead = check_flag("look_ahead", look_ahead)
         self._lane: Lane | None = None
         self.conditional_steps = ConditionalSteps(self._look)
         super().__init__(**options)
@@ -102,6 +102,7 @@ class AcceleratorBackend(AsynchronousBackend):
     caps = dataclasses.replace(AsynchronousBackend.caps, several_ranks=True)
 
     def __init__(self, *, kind: str, index: int | None = None, **options: Any) -> None:
+        check_count("index", index)
         rank = local_rank() if index is None else None
         self._from_local_rank = rank is not None
         index = rank or 0 if index is None else index

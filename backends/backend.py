@@ -19,7 +19,15 @@ from .blocks import CompileOptions, checkpoint_activations, compile_model
 from .blocks import Mode as CheckpointMode
 from .comm import Comm, ReduceOp
 from .conditional_step import skip_step
-from .errors import OUT_OF_MEMORY_ADVICE, BackendError, check_choice, in_bytes, is_out_of_memory
+from .errors import (
+    OUT_OF_MEMORY_ADVICE,
+    BackendError,
+    check_choice,
+    check_count,
+    check_flag,
+    in_bytes,
+    is_out_of_memory,
+)
 from .fast_step import plain_step, plain_zero_grad
 from .loss_window import LossWindow
 from .norms import Norms
@@ -155,11 +163,15 @@ class Backend(ABC):
         activation_checkpointing: CheckpointMode | None = None,
     ) -> None:
         check_choice("matmul_precision", matmul_precision, (*get_args(Precision), None))
-        if lag is not None and (type(lag) is not int or lag < 0):
-            raise BackendError(f"backend.lag: expected an integer >= 0 (steps), got {lag!r}.")
+        check_count("lag", lag, " (steps)")
         choices = (*get_args(CheckpointMode), None)
         check_choice("activation_checkpointing", activation_checkpointing, choices)
         self._activation_checkpointing = activation_checkpointing
+        if not isinstance(compile, CompileOptions | bool | None):
+            raise BackendError(
+                f"backend.compile: expected true, false, 'model', 'blocks' or a mapping, "
+                f"got {compile!r}."
+            )
         self._compile = CompileOptions() if compile is True else compile or None
         if activation_checkpointing and self._compile and self._compile.backend == "eager":
             raise BackendError(
@@ -168,7 +180,7 @@ class Backend(ABC):
                 "'aot_eager' or 'inductor', or remove activation_checkpointing or compile."
             )
         self._matmul_precision = matmul_precision
-        self._deterministic = deterministic
+        self._deterministic = check_flag("deterministic", deterministic)
         self._lag = self._default_lag if lag is None else lag
         self.comm = self._make_comm()
         self.seed = 0

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from .errors import BackendError, suggest
+from .errors import BackendError, check_choice, check_flag, suggest
 
 
 def find_blocks(model: Module, names: Collection[str] | None, option: str) -> list[Module]:
@@ -61,6 +61,9 @@ class CompileOptions:
         dynamic: Compile for dynamic shapes; None = after a shape has changed.
         mode: torch.compile's mode.
         backend: torch.compile's backend.
+
+    Raises:
+        BackendError: If an option has a wrong type, or the target is unknown.
     """
 
     target: Literal["model", "blocks"] = "model"
@@ -69,16 +72,25 @@ class CompileOptions:
     mode: str | None = None
     backend: str = "inductor"
 
+    def __post_init__(self) -> None:
+        check_choice("compile.target", self.target, ("model", "blocks"))
+        check_flag("compile.fullgraph", self.fullgraph)
+        check_choice("compile.dynamic", self.dynamic, (True, False, None))
+        if not isinstance(self.mode, str | None):
+            raise BackendError(f"backend.compile.mode: expected a name or null, got {self.mode!r}.")
+        if not (isinstance(self.backend, str) or callable(self.backend)):
+            raise BackendError(f"backend.compile.backend: expected a name, got {self.backend!r}.")
+
 
 def compile_model(model: Module, options: CompileOptions) -> None:
     """Compile a model in place: modules are not wrapped, so parameter names are unchanged.
 
     Raises:
-        BackendError: If the target is "blocks" and the model has no `ModuleList`.
+        BackendError: If the target is "blocks" and the model has no `ModuleList`, or torch.compile
+            does not know the mode or the backend.
     """
-    arguments: dict[str, Any] = asdict(options)
-    if arguments.pop("target") == "model":
-        model.compile(**arguments)
+    if options.target == "model":
+        _compile(model, options)
         return
     blocks = [
         block for owner in model.modules() if isinstance(owner, ModuleList) for block in owner
@@ -89,7 +101,16 @@ def compile_model(model: Module, options: CompileOptions) -> None:
             f"Set backend.compile.target: model."
         )
     for block in blocks:
-        block.compile(**arguments)
+        _compile(block, options)
+
+
+def _compile(module: Module, options: CompileOptions) -> None:
+    arguments: dict[str, Any] = asdict(options)
+    del arguments["target"]
+    try:
+        module.compile(**arguments)  # this compiles nothing yet
+    except RuntimeError as error:
+        raise BackendError(f"backend.compile: {error}") from error
 
 
 Mode = Literal["full", "selective"]

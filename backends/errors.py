@@ -53,6 +53,27 @@ def check_choice(option: str, value: object, known: Sequence[object]) -> None:
         raise BackendError(f"backend.{option}: expected {choices}, got {value!r}.")
 
 
+def check_count(option: str, value: object, unit: str = "") -> None:
+    """Check a backend option that is an integer of at least 0, or None.
+
+    Raises:
+        BackendError: If it is neither.
+    """
+    if value is not None and (type(value) is not int or value < 0):
+        raise BackendError(f"backend.{option}: expected an integer >= 0{unit}, got {value!r}.")
+
+
+def check_flag(option: str, value: object) -> bool:
+    """Return the value of a backend option that is true or false.
+
+    Raises:
+        BackendError: If it is neither.
+    """
+    if not isinstance(value, bool):
+        raise BackendError(f"backend.{option}: expected true or false, got {value!r}.")
+    return value
+
+
 def _is_choice(value: object, one: object) -> bool:
     """Return whether they are equal, but not 1 and True; a string may equal an enum's value."""
     is_alike = isinstance(value, type(one)) and isinstance(value, bool) == isinstance(one, bool)

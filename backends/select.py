@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any, Final
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from .backend import Backend
 from .blocks import CompileOptions
 from .coordination.launch import read_launch
-from .errors import BackendError, BackendUnavailable, check_choice, suggest
+from .errors import BackendError, BackendUnavailable, suggest
 from .parallel.config import TIMEOUT_S, ParallelSettings, check_timeout
 
 # name -> module and class; modules are imported lazily.
@@ -182,12 +183,12 @@ def _read_compile(options: dict[str, Any]) -> None:
     if isinstance(chosen, str):
         options["compile"] = CompileOptions(target=chosen)  # type: ignore[arg-type]
     elif isinstance(chosen, Mapping):
-        try:
-            options["compile"] = CompileOptions(**chosen)
-        except TypeError as error:
-            raise BackendError(f"backend.compile: {error}") from None
-    if isinstance(options.get("compile"), CompileOptions):
-        check_choice("compile.target", options["compile"].target, ("model", "blocks"))
+        known = [field.name for field in fields(CompileOptions)]
+        for key in chosen:
+            if key not in known:
+                advice = suggest(str(key), known)
+                raise BackendError(f"backend.compile.{key}: no such option. {advice}")
+        options["compile"] = CompileOptions(**chosen)
 
 
 def _options_of(cls: type[Backend]) -> dict[str, bool]:

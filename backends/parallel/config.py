@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from ..dtypes import ALIASES, dtype_name
-from ..errors import BackendError, suggest
+from ..errors import BackendError, check_flag, suggest
 
 AXES: Final = ("replicate", "shard", "tensor")
 REST: Final = -1
@@ -151,8 +151,8 @@ class ParallelSettings:
         for key, value in sharding.items():
             found[key] = _sharding_value(key, value)
         found["tensor_plan"] = _plan(options.get("tensor_plan"))
-        found["find_unused_parameters"] = _flag(
-            "backend.find_unused_parameters", options.get("find_unused_parameters", False)
+        found["find_unused_parameters"] = check_flag(
+            "find_unused_parameters", options.get("find_unused_parameters", False)
         )
         settings = cls(**found)
         settings._check_use()
@@ -208,16 +208,10 @@ def _size(place: str, value: Any) -> int:
     return value
 
 
-def _flag(place: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise BackendError(f"{place}: expected true or false, got {value!r}.")
-    return value
-
-
 def _sharding_value(key: str, value: Any) -> Any:
-    place = f"backend.sharding.{key}"
     if key in ("reshard_after_forward", "meta_init"):
-        return _flag(place, value)
+        return check_flag(f"sharding.{key}", value)
+    place = f"backend.sharding.{key}"
     if value is None:
         return None
     return _classes(place, value) if key == "blocks" else _dtype(place, value)

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from ..backend import Backend, Caps, Region
 from ..conditional_step import put_back
-from ..errors import BackendError, HostReadError, check_choice
+from ..errors import BackendError, HostReadError, check_choice, check_flag
 from ..norms import Norms
 from ..placement import map_tensors, swap_model
 from ..prefetch import LookAhead, PlainLane, placed
@@ -122,7 +122,7 @@ class XlaBackend(Backend):
         **options: Any,
     ) -> None:
         check_choice("accumulation", accumulation, ("batch", "step"))
-        check_choice("look_ahead", look_ahead, (True, False))
+        check_flag("look_ahead", look_ahead)
         if cache_dir is not None and not isinstance(cache_dir, (str, Path)):
             raise BackendError(
                 f"backend.cache_dir: expected the path of a folder, got {cache_dir!r}."

@@ -253,7 +253,7 @@ def test_the_schema_is_the_same_every_time(shipped):
 def test_the_committed_schema_is_that_of_the_code(shipped):
     committed = (CONFIGS / "schema.json").read_text(encoding="utf-8")
     is_current = committed == json.dumps(shipped.schema, indent=1) + "\n"
-    assert is_current, "Make it again: python run.py --schema > configs/schema.json"
+    assert is_current, "Make it again: modelzoo-trainer schema > configs/schema.json"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

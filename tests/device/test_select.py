@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,11 @@ from backends import (
 )
 from backends.accelerator import AcceleratorBackend
 from backends.cpu import CpuBackend
+from backends.cuda import CudaBackend
+from backends.fake import FakeBackend
+from backends.meta import MetaBackend
 from backends.parallel.backend import ParallelBackend
+from backends.select import _options_of, _over_ranks
 
 
 def test_names_are_taken_in_any_case() -> None:
@@ -91,8 +97,40 @@ def test_an_option_of_another_backend_is_refused() -> None:
 
 
 def test_an_unknown_compile_option_is_refused() -> None:
-    with pytest.raises(BackendError, match=r"backend.compile: .*unexpected keyword.*'speed'"):
+    with pytest.raises(BackendError, match=r"backend\.compile\.speed: no such option\. Known: ba"):
         make_backend("cpu", {"compile": {"speed": "max"}})
+    with pytest.raises(BackendError, match=r"backend\.compile\.modee: .* Did you mean 'mode'"):
+        make_backend("cpu", {"compile": {"modee": "max"}})
+
+
+SHIPPED = {
+    **{cls.__name__: cls for cls in (CpuBackend, FakeBackend, MetaBackend, CudaBackend)},
+    "AcceleratorBackend": partial(AcceleratorBackend, kind="xpu"),
+    "ParallelBackend": _over_ranks(CpuBackend),
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_option_refuses_a_value_of_another_type(name: str) -> None:
+    make = SHIPPED[name]
+    options = _options_of(make.func if isinstance(make, partial) else make)
+    assert len(options) >= 5
+    for option in options:
+        with pytest.raises(BackendError, match=rf"^backend\.{option}: expected .*got <object"):
+            make(**{option: object()})
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(CompileOptions)])
+def test_every_compile_option_refuses_a_value_of_another_type(field: str) -> None:
+    with pytest.raises(BackendError, match=rf"^backend\.compile\.{field}: expected .*got 3\.5"):
+        make_backend("cpu", {"compile": {field: 3.5}})
+
+
+@pytest.mark.parametrize(("field", "said"), [("mode", "fast"), ("backend", "nope")])
+def test_what_torch_does_not_know_is_refused_before_the_first_step(field: str, said: str) -> None:
+    backend = make_backend("cpu", {"compile": {field: said}})
+    with pytest.raises(BackendError, match=rf"^backend\.compile: .*{said}"):
+        backend.prepare_model(torch.nn.Linear(2, 2))
 
 
 def test_an_unknown_compile_target_is_refused() -> None:
