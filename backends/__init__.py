@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from .errors import BackendError, BackendUnavailable, HostReadError, is_too_large
     from .parallel.collectives import collective_of
+    from .parallel.context import ContextParallel
     from .parallel.fake_world import fake_world, fake_world_backend, is_for_real
     from .peak_rates import device_name, peak_flops
     from .placement import map_tensors
@@ -68,6 +69,7 @@ _HOMES = {
     ),
     "errors": ("BackendError", "BackendUnavailable", "HostReadError", "is_too_large"),
     "parallel.collectives": ("collective_of",),
+    "parallel.context": ("ContextParallel",),
     "parallel.fake_world": ("fake_world_backend", "is_for_real", "fake_world"),
     "peak_rates": ("device_name", "peak_flops"),
     "reads": ("host_value",),
@@ -97,6 +99,7 @@ __all__ = [
     "Caps",
     "Comm",
     "CompileOptions",
+    "ContextParallel",
     "Exchange",
     "Failure",
     "HostReadError",

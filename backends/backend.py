@@ -204,7 +204,7 @@ class Backend(ABC):
     @seed.setter
     def seed(self, seed: int) -> None:
         self._seed = seed
-        place = self.comm.data_shard[0]
+        place = self.comm.seed_place
         self._bases = tuple(stream_base(seed, stream, place) for stream in Stream)
 
     # ---- life
@@ -329,8 +329,8 @@ class Backend(ABC):
         """Return the step's context: seeds on entry, launches and delivers reads on exit.
 
         Args:
-            index: Number of the batch within the stream; with the run's seed and this rank's data
-                shard it determines every random number of the step.
+            index: Number of the batch within the stream; with the run's seed and `comm.seed_place`
+                it determines every random number of the step.
             stream: A `Stream`; 0 = training.
         """
         region = self._region

@@ -36,6 +36,14 @@ class Comm:
         return self.rank == 0
 
     @property
+    def seed_place(self) -> int:
+        """The number by which random numbers of steps differ between ranks.
+
+        Ranks with the same data and the same positions of its rows have the same number.
+        """
+        return self.data_shard[0]
+
+    @property
     def process_group(self) -> Any:
         """The process group for host memory, for checkpoints; None = single process."""
         return None

@@ -1,4 +1,4 @@
-"""Seeds of steps: random numbers that only depend on (seed, step, data shard)."""
+"""Seeds of steps: random numbers that only depend on (seed, step, place among the ranks)."""
 
 import enum
 from typing import Final
@@ -28,7 +28,7 @@ def stream_base(seed: int, stream: int = 0, place: int = 0) -> int:
     Mixed by the finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
     generators, OOPSLA 2014), so that streams, shards and close seeds give unrelated numbers.
 
-    `place`: the data shard of this rank.
+    `place`: `Comm.seed_place` of this rank.
 
     Returns:
         62 bits, unsigned.
@@ -43,7 +43,7 @@ def stream_base(seed: int, stream: int = 0, place: int = 0) -> int:
 def step_seed(seed: int, index: int, stream: int = 0, place: int = 0) -> int:
     """Return the seed of one step: the stream's base plus `index` golden-ratio steps.
 
-    `index`: number of the step within its stream, >= 0. `place`: the data shard of this rank.
+    `index`: number of the step within its stream, >= 0. `place`: `Comm.seed_place` of this rank.
 
     Returns:
         62 bits, unsigned; different for each index.

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..blocks import CompileOptions, compile_model
 from ..deferred_init import is_on_meta, materialize
 from ..placement import move_model
-from .config import AXES, ParallelSettings, Sizes
+from .config import ParallelSettings, Sizes
 from .fsdp import set_gradient_sync, shard_fully
 from .tensor_parallel import split_layers
 
@@ -24,12 +24,25 @@ _BROADCAST_BYTES = 250 * 2**20  # per broadcast, as in torch's DistributedDataPa
 
 
 def make_mesh(sizes: Sizes, device_type: str) -> DeviceMesh:
-    """Create the device mesh with the axes "replicate", "shard" and "tensor".
+    """Create the mesh of parameters, with the axes "replicate", "shard" and "tensor".
 
+    Ranks along `context` are along "shard" if parameters are sharded, else along "replicate".
     Adjacent ranks share a tensor-parallel group. Collective.
     """
-    shape = (sizes.replicate, sizes.shard, sizes.tensor)
-    return init_device_mesh(device_type, shape, mesh_dim_names=AXES)
+    own = sizes.of_parameters
+    shape = (own.replicate, own.shard, own.tensor)
+    return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard", "tensor"))
+
+
+def make_mesh_of_rows(sizes: Sizes, device_type: str) -> DeviceMesh | None:
+    """Create the mesh of data, with the axes "data", "context" and "tensor". Collective.
+
+    None if no rows are split.
+    """
+    if sizes.context == 1:
+        return None
+    shape = (sizes.num_data_shards, sizes.context, sizes.tensor)
+    return init_device_mesh(device_type, shape, mesh_dim_names=("data", "context", "tensor"))
 
 
 def parallelize(
@@ -54,6 +67,7 @@ def parallelize(
     Raises:
         BackendError: If the settings do not fit the model.
     """
+    sizes = sizes.of_parameters
     is_sharded = sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1)
     is_deferred = is_on_meta(model)
     if (is_sharded or sizes.tensor > 1) and not is_deferred:

@@ -1,7 +1,8 @@
 """Backends for several ranks, each with its own device: a layer over those for one device.
 
 Uses torch.distributed: DistributedDataParallel, `fully_shard` (FSDP2) and tensor parallelism, on
-a device mesh with the dimensions `replicate`, `shard` and `tensor`.
+a device mesh with the dimensions `replicate`, `shard` and `tensor`. Rows of data are split over
+ranks along `context`, which the model does itself, see `ContextParallel`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from ..coordination.world import join
 from ..errors import BackendError
 from ..loss_window import LossWindow
 from ..placement import map_tensors
-from .apply import accumulating, make_mesh, parallelize
+from .apply import accumulating, make_mesh, make_mesh_of_rows, parallelize
 from .comm import DistributedComm
 from .config import TIMEOUT_S, ParallelSettings, check_timeout
+from .context import split_rows
 from .ddp import GradientWindow, LossWeighting, ReducedWindow
 from .fsdp import distribute, free_gathered, is_sharded, whole
 from .norms import ShardedNorms
@@ -39,11 +41,11 @@ _SHARDED_SCALING: Final = "the loss scaler does not support sharded parameters"
 class ParallelBackend(Backend):
     """What differs with several ranks.
 
-    Every rank has its own data shard, except that ranks along `tensor` share one.
+    Every rank has its own data shard, except that ranks along `context` and `tensor` share one.
 
     Args:
-        parallel: Sizes of the mesh: `replicate`, `shard`, `tensor`; -1 = the remaining ranks. None
-            = replicate over all.
+        parallel: Sizes of the mesh: `replicate`, `shard`, `context`, `tensor`; -1 = the remaining
+            ranks. None = replicate over all.
         sharding: Options for sharding, see `ParallelSettings`.
         tensor_plan: How modules are split along `tensor`, by patterns of their names; None = the
             model's `tensor_plan`.
@@ -109,8 +111,10 @@ class ParallelBackend(Backend):
         self.comm.connect(world)
         self.sizes = self.settings.sizes(world.world_size)
         self.mesh = make_mesh(self.sizes, self.device.type)
-        self.has_shards = self.sizes.shard * self.sizes.tensor > 1
-        self.comm.divide(self.mesh)
+        self._rows = make_mesh_of_rows(self.sizes, self.device.type)
+        own = self.sizes.of_parameters
+        self.has_shards = own.shard * own.tensor > 1
+        self.comm.divide(self.sizes, self.mesh, self._rows)
         refused = dict(self.caps.refused_dtypes)
         if self.has_shards:
             self._check_norms()
@@ -145,6 +149,8 @@ class ParallelBackend(Backend):
 
     @override
     def _place_model(self, model: Module) -> Module:
+        if self._rows is not None:
+            split_rows(model, self._rows)
         self._checkpoint_activations(model)
         is_copied = not (self.has_shards or self.settings.find_unused_parameters)
         # The search for unused parameters starts at the outputs and would not find the weights.

@@ -15,6 +15,7 @@ from typing_extensions import override
 from ..comm import Comm, ReduceOp
 from ..coordination.world import World
 from ..errors import BackendError
+from .config import Sizes
 from .fsdp import is_sharded, own_part
 
 _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -26,6 +27,7 @@ class DistributedComm(Comm):
     def __init__(self) -> None:
         super().__init__()
         self._world: World | None = None
+        self._seed_place = 0
         self.has_stepped = False
         """Whether an optimizer step has finished, and with it one-time work such as compilation."""
 
@@ -54,15 +56,28 @@ class DistributedComm(Comm):
         self.rank, self.local_rank = world.rank, world.local_rank
         self.world_size = world.world_size
 
-    def divide(self, mesh: DeviceMesh) -> None:
-        """Set the data shards from the mesh: ranks along `tensor` share one. Collective."""
-        self._mesh = mesh
-        _, num_shard, self._num_tensor = mesh.shape
-        self._has_shards = num_shard * self._num_tensor > 1
-        self.data_shard = (self.rank // self._num_tensor, self.world_size // self._num_tensor)
+    def divide(self, sizes: Sizes, mesh: DeviceMesh, rows: DeviceMesh | None = None) -> None:
+        """Set the data shards: ranks along `context` and `tensor` share one. Collective.
+
+        `mesh`, `rows`: as of `make_mesh` and `make_mesh_of_rows`.
+        """
+        own = sizes.of_parameters
+        self._has_shards = own.shard * own.tensor > 1
+        self._sharing = sizes.ranks_per_data_shard
+        self.data_shard = (self.rank // self._sharing, sizes.num_data_shards)
+        place_in_row = self.rank // sizes.tensor % sizes.context
+        self._seed_place = self.data_shard[0] + place_in_row * sizes.num_data_shards
+        self._groups = [one.get_group(axis) for one in (mesh, rows) if one for axis in _axes(one)]
         self._data_group = dist.group.WORLD
-        if self._num_tensor > 1:
+        if rows is not None:
+            self._data_group = rows.get_group("data")
+        elif sizes.tensor > 1:
             self._data_group = mesh["replicate", "shard"]._flatten("data").get_group()
+
+    @property
+    @override
+    def seed_place(self) -> int:
+        return self._seed_place
 
     @property
     @override
@@ -105,7 +120,7 @@ class DistributedComm(Comm):
     @override
     def gather_from_shards(self, value: int) -> list[int]:
         found = self.world.gather_object(value)
-        return found[:: self._num_tensor]
+        return found[:: self._sharing]
 
     @override
     def broadcast_object(self, value: Any) -> Any:
@@ -135,8 +150,11 @@ class DistributedComm(Comm):
     def decided(self) -> Sequence[str]:
         if not self.has_stepped:  # one-time work may be left
             return self.world.coordinator.decided()
-        groups = [self._mesh.get_group(axis) for axis in self._mesh.mesh_dim_names or ()]
-        groups += [] if self._data_group is None else [self._data_group]
+        groups = [*self._groups, *([] if self._data_group is None else [self._data_group])]
         self.world.shorten_timeouts(groups)
         self.decided = self.world.coordinator.decided  # type: ignore[method-assign]  # from now on
         return self.decided()
+
+
+def _axes(mesh: DeviceMesh) -> tuple[str, ...]:
+    return mesh.mesh_dim_names or ()

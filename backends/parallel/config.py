@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -12,7 +12,7 @@ import torch
 from ..dtypes import ALIASES, dtype_name
 from ..errors import BackendError, check_flag, suggest
 
-AXES: Final = ("replicate", "shard", "tensor")
+AXES: Final = ("replicate", "shard", "context", "tensor")
 REST: Final = -1
 
 
@@ -22,12 +22,28 @@ class Sizes:
 
     replicate: int = 1  # copies of the model, each with its own data
     shard: int = 1  # ranks that share one copy, each with its own data
+    context: int = 1  # ranks that split the positions of each row of the same data
     tensor: int = 1  # ranks that split the layers, on the same data
 
     @property
     def num_data_shards(self) -> int:
         """The number of data shards."""
         return self.replicate * self.shard
+
+    @property
+    def ranks_per_data_shard(self) -> int:
+        """The number of ranks with the same data."""
+        return self.context * self.tensor
+
+    @property
+    def of_parameters(self) -> Sizes:
+        """The sizes for parameters, to which ranks along `context` are like ranks with other data.
+
+        They share one copy of the parameters if that is sharded, else each has its own.
+        """
+        if self.shard > 1:
+            return replace(self, shard=self.shard * self.context, context=1)
+        return replace(self, replicate=self.replicate * self.context, context=1)
 
 
 def fit_sizes(asked: Mapping[str, int], world_size: int) -> Sizes:
@@ -82,6 +98,7 @@ class ParallelSettings:
     Args:
         replicate: Copies of the model; -1 = as many as the world size allows.
         shard: Ranks that share one copy; -1 = the remaining ranks.
+        context: Ranks that split the positions of each row; -1 = the remaining ranks.
         tensor: Ranks that split each layer; -1 = the remaining ranks.
         blocks: Class names of modules that are gathered and freed as one unit; None = the elements
             of every `ModuleList`.
@@ -106,6 +123,7 @@ class ParallelSettings:
 
     replicate: int = REST
     shard: int = 1
+    context: int = 1
     tensor: int = 1
     blocks: tuple[str, ...] | None = None
     param_dtype: torch.dtype | None = None
@@ -126,14 +144,14 @@ class ParallelSettings:
     @property
     def axes(self) -> dict[str, int]:
         """The configured sizes, by axis."""
-        return {"replicate": self.replicate, "shard": self.shard, "tensor": self.tensor}
+        return {axis: getattr(self, axis) for axis in AXES}
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ParallelSettings:
         """Create the settings from configuration options.
 
-        Only keys in `OPTIONS` are accepted; others have their defaults. With `shard` or `tensor`
-        -1, `replicate` defaults to 1.
+        Only keys in `OPTIONS` are accepted; others have their defaults. If another axis is -1,
+        `replicate` defaults to 1.
 
         Raises:
             BackendError: For the first invalid key, type or value.

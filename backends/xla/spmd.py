@@ -16,7 +16,8 @@ from ..errors import BackendError, suggest
 
 AXES: Final = ("replicate", "shard")
 SMALLEST_SHARDED: Final = 4096  # elements; smaller ones save no memory
-_KEYS: Final = (*AXES, "tensor")
+_REFUSED: Final = {"context": "context parallelism", "tensor": "tensor parallelism"}
+_KEYS: Final = (*AXES, *_REFUSED)
 _LOG_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
 _REPLICATED: Final = 0  # torch_xla.distributed.spmd.ShardingType.REPLICATED
 Partition = tuple[str | tuple[str, ...] | None, ...]  # for each dimension: its mesh axes
@@ -78,9 +79,9 @@ def check_parallel(options: Mapping[str, Any]) -> dict[str, int]:
             raise BackendError(
                 f"{where}: expected a number of devices, or -1 for the rest, got {value!r}."
             )
-        if key == "tensor" and value != 1:
+        if key in _REFUSED and value != 1:
             raise BackendError(
-                f"{where} is {value}, but tensor parallelism is not supported on XLA. "
+                f"{where} is {value}, but {_REFUSED[key]} is not supported on XLA. "
                 f"Use replicate and shard."
             )
     return {axis: options[axis] for axis in AXES if axis in options}

@@ -38,6 +38,31 @@ def test_the_rest_is_filled_in(
     assert sizes.num_data_shards == expected[0] * expected[1]
 
 
+@pytest.mark.parametrize(
+    ("axes", "num", "expected", "of_parameters"),
+    [
+        ({"context": 4}, 4, (1, 1, 4, 1), (4, 1)),
+        ({"context": 2}, 4, (2, 1, 2, 1), (4, 1)),
+        ({"context": -1}, 4, (1, 1, 4, 1), (4, 1)),
+        ({"shard": 2, "context": 2}, 8, (2, 2, 2, 1), (2, 4)),
+        ({"shard": -1, "context": 2, "tensor": 2}, 16, (1, 4, 2, 2), (1, 8)),
+    ],
+)
+def test_ranks_along_context_share_data_and_are_like_others_to_parameters(
+    axes: dict[str, int],
+    num: int,
+    expected: tuple[int, int, int, int],
+    of_parameters: tuple[int, int],
+) -> None:
+    sizes = make({"parallel": axes}).sizes(num)
+    assert (sizes.replicate, sizes.shard, sizes.context, sizes.tensor) == expected
+    assert sizes.num_data_shards == expected[0] * expected[1]
+    assert sizes.num_data_shards * sizes.ranks_per_data_shard == num
+    own = sizes.of_parameters
+    assert (own.replicate, own.shard) == of_parameters
+    assert (own.context, own.tensor) == (1, sizes.tensor)
+
+
 def test_every_option_is_read() -> None:
     settings = make(
         {
@@ -72,12 +97,12 @@ def test_every_option_is_read() -> None:
         (
             {"replicate": 1, "shard": 4, "tensor": 2},
             4,
-            "{replicate: 1, shard: 4, tensor: 2}, which requires 8 processes, but there are 4",
+            "{replicate: 1, shard: 4, context: 1, tensor: 2}, which requires 8 processes",
         ),
         (
             {"shard": 3},
             4,
-            "{replicate: -1, shard: 3, tensor: 1}, which requires a multiple of 3 processes",
+            "{replicate: -1, shard: 3, context: 1, tensor: 1}, which requires a multiple of 3",
         ),
     ],
 )
@@ -107,6 +132,14 @@ SHARD = {"parallel": {"shard": 2}}
         (
             {"parallel": {"tensor": True}},
             "backend.parallel.tensor: expected a number of processes >= 1, or -1 for the rest",
+        ),
+        (
+            {"parallel": {"context": 0}},
+            "backend.parallel.context: expected a number of processes >= 1, or -1 for the rest",
+        ),
+        (
+            {"parallel": {"shard": -1, "context": -1}},
+            "backend.parallel: shard and context are -1",
         ),
         (
             {"parallel": {"shard": -1, "tensor": -1}},

@@ -140,7 +140,7 @@ def spread(
     sizes = settings.sizes(dist.get_world_size())
     mesh = make_mesh(sizes, "cpu")
     module = parallelize(model, settings, sizes, mesh, CPU, compile)
-    return module, (dist.get_rank() // sizes.tensor, sizes.num_data_shards)
+    return module, (dist.get_rank() // sizes.ranks_per_data_shard, sizes.num_data_shards)
 
 
 def two_steps(model: nn.Module, batch: Any) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def test_copies_and_shards_train_as_one_device(
     [
         ({"shard": 3}, "{shard: 3} does not match 4 XLA devices"),
         ({"tensor": 2}, "tensor parallelism is not supported on XLA"),
+        ({"context": 2}, "context parallelism is not supported on XLA"),
         ({"shards": 4}, "Did you mean 'shard'"),
     ],
 )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 _NUM_STEPS: Final = 2  # the second has optimizer state and the first's buffers
-_AXES: Final = ("replicate", "shard", "tensor")
+_AXES: Final = ("replicate", "shard", "context", "tensor")
 _LEFT_OUT: Final = ("loggers", "checkpoint", "logging", "autorestart")
 _DIVIDES: Final = (GlobalFlags, ScopedTrainFlags)  # they may set the micro-batch size
 

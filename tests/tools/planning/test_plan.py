@@ -117,7 +117,7 @@ def test_a_process_alone_holds_all_and_sends_nothing(figures: Measure) -> None:
 def test_replicas_send_their_gradients_once(figures: Measure) -> None:
     found = figures(8)
 
-    assert found.axes == {"replicate": 8, "shard": 1, "tensor": 1}
+    assert found.axes == {"replicate": 8, "shard": 1, "context": 1, "tensor": 1}
     assert found.num_params_here == found.num_params
     calls, size = sent(found, "all-reduce")
     assert size == pytest.approx(found.num_params * 4, rel=0.001)

@@ -68,7 +68,9 @@ _RUN: Final = {
     ),
     "tensor_parallel_plan": no_effect("it belongs to tensor_parallel_dim."),
     "parallelize_plan": no_effect("it belongs to tensor_parallel_dim."),
-    "context_parallel_dim": absent("sequences are not split among processes.", 1),
+    "context_parallel_dim": absent(
+        "hf_causal_lm cannot split rows. Use a decoder of this package with parallel.context.", 1
+    ),
     "context_parallel_rotate_method": no_effect("it belongs to context_parallel_dim."),
     "expert_parallel_dim": absent("experts are not split among processes.", 1),
     "enable_fp8_training": absent("there are no 8-bit products here.", False),
