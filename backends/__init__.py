@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .attention_kernels import has_fused_dropout, has_trained_flex_attention
     from .backend import Backend, Caps
     from .blocks import CompileOptions
     from .comm import Comm, Exchange
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from .select import backend_names, make_backend
 
 _HOMES = {
+    "attention_kernels": ("has_fused_dropout", "has_trained_flex_attention"),
     "backend": ("Backend", "Caps"),
     "blocks": ("CompileOptions",),
     "comm": ("Comm", "Exchange"),
@@ -112,6 +114,8 @@ __all__ = [
     "fake_world",
     "fake_world_backend",
     "from_environment",
+    "has_fused_dropout",
+    "has_trained_flex_attention",
     "held_switches",
     "hold_hf_cache_dir",
     "hold_lm_eval_in_process",

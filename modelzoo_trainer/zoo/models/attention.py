@@ -15,7 +15,7 @@ from modelzoo_trainer.zoo.models.rotary import rotate
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, causal or with one of the masks of the forward pass.
+    """Multi-head self-attention over the keys that the forward pass makes visible.
 
     `is_windowed`: whether the layer has the sliding window.
     """
@@ -28,6 +28,7 @@ class Attention(nn.Module):
         self.scale = attention_scale(settings)
         self.softcap = settings.attention_logit_softcapping
         self.dropout_rate = settings.dropout_rate if rate is None else rate
+        self.implementation = settings.attention
         inner_size = settings.head_dim * settings.num_heads
         kv_size = settings.head_dim * settings.num_kv_groups
         bias = settings.use_projection_bias_in_attention
@@ -68,9 +69,10 @@ class Attention(nn.Module):
             keys,
             values,
             scale=self.scale,
-            mask=context.masks[self.is_windowed],
+            visible=context.visible[self.is_windowed],
             softcap=self.softcap,
             dropout=self.dropout_rate if self.training else 0.0,
+            implementation=self.implementation,
         )
         output: Tensor = self.o_proj(attended.transpose(1, 2).flatten(-2))
         return output

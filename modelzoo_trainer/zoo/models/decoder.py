@@ -19,9 +19,8 @@ from modelzoo_trainer.core.parts.training_mode import in_evaluation_mode
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.context import (
     Context,
-    make_masks,
     make_position_bias,
-    make_step_masks,
+    make_visible,
     windowed_layers,
 )
 from modelzoo_trainer.zoo.models.decoder_layers import DecoderLayer, reset_plain
@@ -48,6 +47,7 @@ from modelzoo_trainer.zoo.models.parametrization import (
 from modelzoo_trainer.zoo.models.position_bias import fixed_positions
 from modelzoo_trainer.zoo.models.published_names import published_name
 from modelzoo_trainer.zoo.models.routing import LOSS_KEY, Statistics, routing_metrics
+from modelzoo_trainer.zoo.models.visible import Visible
 
 
 def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
@@ -390,8 +390,11 @@ class Decoder(DecoderSettings, nn.Module):
         positions = position_ids
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        masks = make_masks(self, self.position_bias, hidden, attention_span, padding)
-        return hidden, self._share(input_ids, positions, masks)
+        length, device = input_ids.shape[1], hidden.device
+        visible = make_visible(
+            self, self.position_bias, length, device, spans=attention_span, padding=padding
+        )
+        return hidden, self._share(input_ids, positions, visible)
 
     def input_states(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return the states that the first layer gets: embeddings, with positions and dropout.
@@ -418,11 +421,11 @@ class Decoder(DecoderSettings, nn.Module):
         return self._embed(input_ids, positions, offset=self.position_embedding_offset)
 
     def _share(
-        self, input_ids: Tensor, positions: Tensor, masks: tuple[Tensor | None, Tensor | None]
+        self, input_ids: Tensor, positions: Tensor, visible: tuple[Visible, Visible]
     ) -> Context:
         return Context(
             angles=None if self._rotary is None else self._rotary.angles(positions),
-            masks=masks,
+            visible=visible,
             token_ids=None if self._experts is None else input_ids,
         )
 
@@ -484,8 +487,10 @@ class Decoder(DecoderSettings, nn.Module):
             hidden, context = self._begin(input_ids, None, None)
         else:
             hidden = self._embed(input_ids, position, offset=self.position_embedding_offset)
-            masks = make_step_masks(self, self.position_bias, hidden, caches[0].length, position)
-            context = self._share(input_ids, position, masks)._replace(position=position)
+            visible = make_visible(
+                self, self.position_bias, caches[0].length, hidden.device, position=position
+            )
+            context = self._share(input_ids, position, visible)._replace(position=position)
         hidden, _ = self._run_layers(hidden, context, caches)
         return self._score(hidden[:, -1:])[:, 0]
 

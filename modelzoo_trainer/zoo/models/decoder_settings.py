@@ -18,6 +18,7 @@ from modelzoo_trainer.base.constraints import (
     checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.zoo.models.attend import Implementation
 from modelzoo_trainer.zoo.models.feed_forward import Nonlinearity, NormType
 from modelzoo_trainer.zoo.models.initializers import InitializerSetting
 from modelzoo_trainer.zoo.models.masks import WindowPattern
@@ -68,6 +69,9 @@ class DecoderSettings:
         extra_attention_params: For `multiquery_attention`: `num_kv_groups`, which divides
             `num_heads`; default: 1.
         attention_sliding_window_length: Number of keys that a query sees, with its own; null = all.
+        attention: Implementation of attention: `auto` = the fastest for the device; `blocks` of
+            queries, on every device; `flex`, on CUDA without attention dropout; `dense`, whose
+            memory grows with the square of the length. Not a published key.
         use_projection_bias_in_attention: Whether queries, keys and values have a bias.
         use_ffn_bias_in_attention: Whether the output projection of attention has a bias.
         filter_size: Hidden width of the feed-forward layers.
@@ -134,6 +138,7 @@ class DecoderSettings:
     attention_module: Literal["aiayn_attention", "multiquery_attention"] = "aiayn_attention"
     extra_attention_params: dict[str, int] | None = None
     attention_sliding_window_length: Size | None = None
+    attention: Implementation = "auto"
     use_projection_bias_in_attention: bool = True
     use_ffn_bias_in_attention: bool = True
     filter_size: Size = 3072

@@ -1,4 +1,4 @@
-"""Which keys a query sees besides the causal rule: windows, sinks, packed sequences.
+"""What settings and batches say about the keys that a query sees.
 
 Dimension letters: B batch, T positions.
 """
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.models.visible import Visible, mask_of, whole
 
 WindowPattern = Literal["full_attention_first", "sliding_window_first"]
 
@@ -22,89 +23,41 @@ def visible_keys(
     device: torch.device,
     *,
     window: int | None = None,
-    sinks: int = 0,
     spans: Tensor | None = None,
-    query: Tensor | None = None,
     padding: Tensor | None = None,
 ) -> Tensor | None:
-    """Return which keys each query sees, or None if these are all keys up to its own position.
+    """Return a mask of all pairs of positions, for models that take no rule.
 
-    With distance = position of the query - position of the key, a query sees a key if
-    0 <= distance and, of the following, what applies:
-
-        window         distance < window
-        window, sinks  distance < window, or the key is one of the first `sinks` ones
-        spans          distance <= the span of the key
-        padding        the key is no padding
-
-    With `padding`, a query that would see nothing sees itself: attention over nothing would be NaN.
-
-    Args:
-        length: Number of positions T.
-        device: The result's.
-        window: Number of keys that a query sees, with its own; None = no window.
-        sinks: Number of keys at the beginning that all later queries see.
-        spans: For each key, the largest distance at which it is seen, >= 0. In a row of packed
-            sequences of n tokens each, that is n - 1, ..., 0.
-        query: The position of the only query, among T keys; None = every position is one.
-        padding: Nonzero for keys that are padding; not with `query`.
+    `window`, `spans` as `after`, `padding` (nonzero): see `Visible`, which is causal here.
 
     Shapes:
-        spans: (B, T) integer. query: (1,). padding: (B, T). Returns: (1 or B, 1, T, T), bool; the
-        last dimension is the key. With `query`: (1, 1, 1, T), never None.
+        spans, padding: (B, T). Returns: (1 or B, 1, T, T), bool; the last dimension is the key.
+        None if these are all keys up to the query.
 
     Cost:
         No host read; whether the result is None depends on shapes only.
     """
-    if window is not None and length <= window + sinks:
-        window = None
-    if spans is None and window is None and query is None and padding is None:
+    visible = Visible(window=window, after=spans, padding=None if padding is None else padding != 0)
+    if visible.is_plain(length, length):
         return None
-    positions = torch.arange(length, device=device)
-    distances = (positions if query is None else query)[:, None] - positions
-    visible = (distances >= 0)[None, None]
-    if window is not None:
-        visible = visible & ((distances < window) | (positions < sinks))
-    if spans is not None:
-        visible = visible & (distances <= spans[:, None, None, :])
-    if padding is not None:
-        visible = visible & (padding == 0)[:, None, None, :]
-        visible = visible | (~visible.any(dim=-1, keepdim=True) & (distances == 0))
-    return visible
+    seen = mask_of(visible, whole(length, length), length, device)
+    return None if seen is None else seen[:, None]
 
 
-def unpadded_keys(input_ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Return which keys are seen by all queries of their row: those that are no padding.
+def hidden_padding(mask: Tensor | None) -> Tensor | None:
+    """Return which keys are hidden from all queries of their row: the padding.
 
-    In a row that is all padding, everything is visible: attention over nothing would be NaN.
+    In a row that is all padding, nothing is hidden: attention over nothing would be NaN.
 
     `mask`: 0 for padding; None = there is none.
 
     Shapes:
-        input_ids, mask: (B, T). Returns: (B, 1, 1, T), or (1, 1, 1, T) without a mask; bool.
+        mask: (B, T). Returns: (B, T), bool.
     """
     if mask is None:
-        size = (1, 1, 1, input_ids.shape[1])
-        return torch.ones(size, dtype=torch.bool, device=input_ids.device)
-    visible = mask != 0
-    visible = visible | ~visible.any(dim=-1, keepdim=True)
-    return visible[:, None, None]
-
-
-def merge_bias(
-    bias: Tensor | None, visible: Tensor | None, length: int, device: torch.device
-) -> Tensor | None:
-    """Return one mask for `attend` from a bias of the scores and the visible keys.
-
-    Shapes:
-        bias: (N, T, T) floating. visible: (1 or B, 1, T, T), bool; None = causal.
-        Returns: None, bool as `visible`, or floating (1 or B, N, T, T).
-    """
-    if bias is None:
-        return visible
-    if visible is None:
-        visible = torch.ones((length, length), dtype=torch.bool, device=device).tril()
-    return bias[None].masked_fill(~visible, float("-inf"))
+        return None
+    padding = mask == 0
+    return padding & ~padding.all(dim=-1, keepdim=True)
 
 
 def is_windowed(layer: int, *, every_other: bool, pattern: WindowPattern | None) -> bool:

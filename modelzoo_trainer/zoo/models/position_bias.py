@@ -45,15 +45,22 @@ class AlibiBias(nn.Module):
         num_heads: Number of attention heads.
         scaling_factor: Divides all distances.
         trainable: Whether the slopes are trained.
+        two_sided: Whether later keys are seen as well.
     """
 
     tensor_plan: Final = {"slopes": "colwise"}
 
     def __init__(
-        self, num_heads: int, *, scaling_factor: float = 1.0, trainable: bool = False
+        self,
+        num_heads: int,
+        *,
+        scaling_factor: float = 1.0,
+        trainable: bool = False,
+        two_sided: bool = False,
     ) -> None:
         super().__init__()
         self.scaling_factor = scaling_factor
+        self.two_sided = two_sided
         self.trainable = trainable  # also where the weight is frozen later
         self.slopes = nn.Linear(1, num_heads, bias=False)
         self.slopes.weight.requires_grad_(trainable)
@@ -69,23 +76,20 @@ class AlibiBias(nn.Module):
         slopes = alibi_slopes(self.slopes.out_features)
         weight.copy_(torch.tensor(slopes, device=weight.device)[:, None])
 
-    def forward(self, length: int, device: torch.device, query: Tensor | None = None) -> Tensor:
-        """Return the bias of every pair of query and key.
-
-        `query`: the position of the only query; None = every position is one.
+    def forward(self, length: int, device: torch.device) -> Tensor:
+        """Return the bias by distance = query - key: of 0, ..., T - 1, or of -(T - 1), ..., T - 1.
 
         Shapes:
-            query: (1,). Returns: (N, T, T), with `query` (N, 1, T), at least float32; the last
-            dimension is the key. With tensor parallelism, N are the heads of this rank.
+            Returns: (N, T), two-sided (N, 2 T - 1), at least float32. With tensor parallelism, N
+            are the heads of this rank.
         """
         dtype = self.slopes.weight.dtype
         with without_autocast(device.type):
             slopes: Tensor = self.slopes(torch.ones((1, 1), dtype=dtype, device=device))
         exact = torch.promote_types(dtype, torch.float32)
-        positions = torch.arange(length, device=device, dtype=exact)
-        queries = positions if query is None else query
-        distances = (queries[:, None] - positions).abs() / -self.scaling_factor
-        return slopes.to(exact).reshape(-1, 1, 1) * distances
+        first = 1 - length if self.two_sided else 0
+        distances = torch.arange(first, length, device=device, dtype=exact).abs()
+        return slopes.to(exact).reshape(-1, 1) * (distances / -self.scaling_factor)
 
 
 class RelativeBias(nn.Module):
@@ -112,22 +116,16 @@ class RelativeBias(nn.Module):
         """Initialize the table."""
         nn.init.xavier_uniform_(self.buckets.weight)
 
-    def forward(self, length: int, device: torch.device, query: Tensor | None = None) -> Tensor:
-        """Return the bias of every pair of query and key; for later keys it has no meaning.
-
-        `query`: the position of the only query; None = every position is one.
+    def forward(self, length: int, device: torch.device) -> Tensor:
+        """Return the bias by distance = query - key: of 0, ..., T - 1.
 
         Shapes:
-            query: (1,). Returns: (N, T, T), with `query` (N, 1, T), at least float32; the last
-            dimension is the key. With tensor parallelism, N are the heads of this rank.
+            Returns: (N, T), at least float32. With tensor parallelism, N are the heads of this
+            rank.
         """
-        distances = torch.arange(length, device=device)
-        if query is not None:
-            distances = (query - distances).clamp(min=0)
-        by_distance: Tensor = self.buckets(relative_buckets(distances, self.buckets.num_embeddings))
-        exact = torch.promote_types(by_distance.dtype, torch.float32)
-        by_distance = by_distance.to(exact).transpose(0, 1)
-        return by_distance_to_pairs(by_distance) if query is None else by_distance[:, None]
+        buckets = relative_buckets(torch.arange(length, device=device), self.buckets.num_embeddings)
+        by_distance: Tensor = self.buckets(buckets)
+        return by_distance.to(torch.promote_types(by_distance.dtype, torch.float32)).transpose(0, 1)
 
 
 class BidirectionalRelativeBias(nn.Module):
@@ -154,19 +152,17 @@ class BidirectionalRelativeBias(nn.Module):
         nn.init.xavier_uniform_(self.buckets.weight)
 
     def forward(self, length: int, device: torch.device) -> Tensor:
-        """Return the bias of every pair of query and key.
+        """Return the bias by distance = query - key: of -(T - 1), ..., T - 1.
 
         Shapes:
-            Returns: (N, T, T), at least float32; the last dimension is the key. With tensor
-            parallelism, N are the heads of this rank.
+            Returns: (N, 2 T - 1), at least float32. With tensor parallelism, N are the heads of
+            this rank.
         """
         half = self.buckets.num_embeddings // 2
         buckets = relative_buckets(torch.arange(length, device=device), half)
-        by_distance: Tensor = self.buckets(torch.stack((buckets, buckets + half)))
-        exact = torch.promote_types(by_distance.dtype, torch.float32)
-        earlier, later = by_distance.to(exact).transpose(1, 2).unbind()
-        later = functional.pad(later[:, 1:], (1, 0))  # distance 0 is that of earlier keys
-        return by_distance_to_pairs(earlier) + by_distance_to_pairs(later).transpose(1, 2)
+        later = buckets[1:].flip(0) + half
+        by_distance: Tensor = self.buckets(torch.cat((later, buckets)))
+        return by_distance.to(torch.promote_types(by_distance.dtype, torch.float32)).transpose(0, 1)
 
 
 def relative_buckets(distances: Tensor, num_buckets: int) -> Tensor:
@@ -180,24 +176,6 @@ def relative_buckets(distances: Tensor, num_buckets: int) -> Tensor:
     ratio = ratio / math.log(_MAX_DISTANCE / num_exact) * (num_buckets - num_exact)
     grown = (num_exact + ratio.long()).clamp(max=num_buckets - 1)
     return torch.where(distances < num_exact, distances, grown)
-
-
-def by_distance_to_pairs(by_distance: Tensor) -> Tensor:
-    """Return values of (query, key) from values by distance = query - key, for key <= query.
-
-    Only views, copies and padding: gradients are sums in a fixed order, and no index is needed.
-    Later keys get 0.
-
-    Shapes:
-        by_distance: (N, T). Returns: (N, T, T).
-    """
-    num, length = by_distance.shape
-    # In rows of 2T that become rows of 2T - 1, each is the one above, moved right by one.
-    zeros = by_distance.new_zeros((num, length))
-    row = torch.cat((by_distance[:, :1], zeros, by_distance[:, 1:].flip(-1)), dim=-1)
-    rows = row[:, None].expand(num, length, 2 * length).reshape(num, -1)
-    pairs = rows[:, : length * (2 * length - 1)].reshape(num, length, 2 * length - 1)
-    return pairs[..., :length]
 
 
 def fixed_positions(positions: Tensor, size: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.attention import Attention
 from modelzoo_trainer.zoo.models.bert.settings import EncoderSettings
-from modelzoo_trainer.zoo.models.context import Context, in_score_dtype, make_position_bias
+from modelzoo_trainer.zoo.models.context import Context, make_position_bias
 from modelzoo_trainer.zoo.models.decoder_layers import reset_plain
 from modelzoo_trainer.zoo.models.feed_forward import FeedForward, activation_of
 from modelzoo_trainer.zoo.models.initializers import Initializer
@@ -25,8 +25,7 @@ from modelzoo_trainer.zoo.models.masks import (
     POSITIONS_KEY,
     SPAN_KEY,
     check_batch,
-    merge_bias,
-    unpadded_keys,
+    hidden_padding,
 )
 from modelzoo_trainer.zoo.models.position_bias import (
     AlibiBias,
@@ -34,6 +33,7 @@ from modelzoo_trainer.zoo.models.position_bias import (
     RelativeBias,
     fixed_positions,
 )
+from modelzoo_trainer.zoo.models.visible import Visible
 
 _KEPT_IN_TRAINING: Final = 1 - 0.15 * 0.8  # hidden tokens: 80 % of the 15 % that are predicted
 Step = tuple[nn.Module, Callable[[], None]]
@@ -108,7 +108,7 @@ class Encoder(nn.Module):
         if settings.position_embedding_type == "relative":
             self.position_bias = BidirectionalRelativeBias(settings.num_heads, settings.num_buckets)
         else:
-            self.position_bias = make_position_bias(settings)
+            self.position_bias = make_position_bias(settings, two_sided=True)
         self.layers = nn.ModuleList(
             EncoderLayer(settings) for _ in range(settings.num_hidden_layers)
         )
@@ -171,7 +171,7 @@ class Encoder(nn.Module):
         Raises:
             ConfigError: If the batch does not fit the model.
         """
-        input_ids, settings = batch["input_ids"], self.settings
+        input_ids = batch["input_ids"]
         self._check(batch)
         positions = batch.get(POSITIONS_KEY)
         if positions is None:
@@ -180,10 +180,9 @@ class Encoder(nn.Module):
         bias = None
         if self.position_bias is not None:
             bias = self.position_bias(input_ids.shape[1], input_ids.device)
-            bias = in_score_dtype(bias, settings, hidden)
-        mask = merge_bias(bias, _visible(batch), input_ids.shape[1], input_ids.device)
+        visible = _visible(batch)._replace(bias=bias)
         angles = None if self._rotary is None else self._rotary.angles(positions)
-        context = Context(angles=angles, masks=(mask, None))
+        context = Context(angles=angles, visible=(visible, visible))
         for layer in self.layers:
             hidden = layer(hidden, context)
         return hidden if self.final_norm is None else self.final_norm(hidden)
@@ -259,16 +258,11 @@ def _without(token: int, hidden: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return hidden.masked_fill(is_dropped[..., None], 0.0) * scale[:, None, None]
 
 
-def _visible(batch: Mapping[str, Tensor]) -> Tensor:
-    """Return which keys each query sees, as `attend` takes it."""
-    input_ids = batch["input_ids"]
-    spans = batch.get(SPAN_KEY)
-    if spans is not None:
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        distances = (positions[:, None] - positions)[None]
-        is_near = (distances <= spans[:, None]) & (-distances <= batch[POSITIONS_KEY][:, None])
-        return is_near[:, None]
-    return unpadded_keys(input_ids, batch.get("attention_mask"))
+def _visible(batch: Mapping[str, Tensor]) -> Visible:
+    """Return which keys each query sees."""
+    if SPAN_KEY in batch:
+        return Visible(causal=False, after=batch[SPAN_KEY], before=batch[POSITIONS_KEY])
+    return Visible(causal=False, padding=hidden_padding(batch.get("attention_mask")))
 
 
 def draw_weight(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from modelzoo_trainer.zoo.models.attend import attend
-from modelzoo_trainer.zoo.models.context import score_dtype
 from modelzoo_trainer.zoo.models.decoder_layers import reset_plain
 from modelzoo_trainer.zoo.models.feed_forward import FeedForward, make_norm
 from modelzoo_trainer.zoo.models.initializers import Initializer
-from modelzoo_trainer.zoo.models.masks import merge_bias
 from modelzoo_trainer.zoo.models.position_bias import (
     AlibiBias,
     BidirectionalRelativeBias,
@@ -31,6 +29,7 @@ from modelzoo_trainer.zoo.models.t5.scaling import (
     layer_initializers,
 )
 from modelzoo_trainer.zoo.models.t5.settings import T5Settings
+from modelzoo_trainer.zoo.models.visible import Visible
 
 Step = tuple[nn.Module, Callable[[], None]]
 
@@ -58,10 +57,10 @@ class T5Attention(nn.Module):
             start.keys_and_values(projection.weight)
         start.attention_output(self.o_proj.weight)
 
-    def forward(self, hidden: Tensor, sources: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, sources: Tensor, visible: Visible) -> Tensor:
         """Return the attention output.
 
-        `sources`: the states that are seen. `mask`: as of `attend`.
+        `sources`: the states that are seen, according to `visible`.
 
         Shapes:
             hidden: (B, T, H). sources: (B, S, H). Returns: as hidden.
@@ -80,7 +79,7 @@ class T5Attention(nn.Module):
             keys,
             values,
             scale=self.scale,
-            mask=mask,
+            visible=visible,
             dropout=self.dropout_rate if self.training else 0.0,
         )
         output: Tensor = self.o_proj(attended.transpose(1, 2).flatten(-2))
@@ -134,9 +133,9 @@ class T5Layer(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        mask: Tensor | None,
+        visible: Visible,
         sources: Tensor | None = None,
-        sources_mask: Tensor | None = None,
+        sources_visible: Visible | None = None,
     ) -> Tensor:
         """Return the states after this layer.
 
@@ -146,11 +145,12 @@ class T5Layer(nn.Module):
             hidden: (B, T, H). sources: (B, S, H). Returns: as hidden.
         """
         hidden = self._added(
-            hidden, self.attention_norm, lambda states: self.attention(states, states, mask)
+            hidden, self.attention_norm, lambda states: self.attention(states, states, visible)
         )
         cross, norm = self.cross_attention, self.cross_attention_norm
-        if cross is not None and norm is not None and sources is not None:
-            hidden = self._added(hidden, norm, lambda states: cross(states, sources, sources_mask))
+        seen = sources_visible
+        if cross is not None and norm is not None and sources is not None and seen is not None:
+            hidden = self._added(hidden, norm, lambda states: cross(states, sources, seen))
         return self._added(hidden, self.ffn_norm, self.ffn)
 
     def _added(
@@ -181,7 +181,7 @@ class Stack(nn.Module):
             self.position_embeddings = nn.Embedding(self.longest, settings.d_model)
         self.position_bias: AlibiBias | RelativeBias | BidirectionalRelativeBias | None = None
         if kind == "alibi":
-            self.position_bias = AlibiBias(settings.num_heads)
+            self.position_bias = AlibiBias(settings.num_heads, two_sided=not is_decoder)
         elif kind == "relative":
             bias = RelativeBias if is_decoder else BidirectionalRelativeBias
             self.position_bias = bias(settings.num_heads, settings.relative_attention_num_buckets)
@@ -224,33 +224,33 @@ class Stack(nn.Module):
     def forward(
         self,
         embedded: Tensor,
-        visible: Tensor | None,
+        padding: Tensor | None = None,
         sources: Tensor | None = None,
-        sources_visible: Tensor | None = None,
+        sources_padding: Tensor | None = None,
     ) -> Tensor:
         """Return the states after the last layer and the normalization.
 
         Args:
             embedded: Embeddings of the tokens.
-            visible: Which positions each one sees; None = itself and those before it.
+            padding: In the encoder: True for positions that are hidden from all others.
             sources: In the decoder: the encoder's states.
-            sources_visible: Which of them are seen.
+            sources_padding: In the decoder: True for those that are hidden.
 
         Shapes:
-            embedded: (B, T, H). visible: (B, 1, 1, T), bool. sources: (B, S, H).
-            sources_visible: (B, 1, 1, S), bool. Returns: (B, T, H).
+            embedded: (B, T, H). padding: (B, T), bool. sources: (B, S, H). sources_padding:
+            (B, S), bool. Returns: (B, T, H).
         """
-        length, device = embedded.shape[1], embedded.device
         hidden = self._with_positions(embedded)
         if self.scale != 1:
             hidden = hidden * self.scale
         hidden = self.input_dropouts(hidden)
         bias = None
         if self.position_bias is not None:
-            bias = self.position_bias(length, device).to(score_dtype(hidden))
-        mask = merge_bias(bias, visible, length, device)
+            bias = self.position_bias(embedded.shape[1], embedded.device)
+        visible = Visible(causal=self.is_decoder, padding=padding, bias=bias)
+        sources_visible = Visible(causal=False, padding=sources_padding)
         for layer in self.layers:
-            hidden = layer(hidden, mask, sources, sources_visible)
+            hidden = layer(hidden, visible, sources, sources_visible)
         states: Tensor = self.output_dropout(self.final_norm(hidden))
         return states
 

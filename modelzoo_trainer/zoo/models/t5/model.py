@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.language_loss import label_weights, num_counted, token_losses
-from modelzoo_trainer.zoo.models.masks import unpadded_keys
+from modelzoo_trainer.zoo.models.masks import hidden_padding
 from modelzoo_trainer.zoo.models.parametrization import LrAdjustmentGroup
 from modelzoo_trainer.zoo.models.t5.engines import published_name, stack_tensor_plan
 from modelzoo_trainer.zoo.models.t5.layers import Stack, Step, draw
@@ -131,10 +131,10 @@ class T5(T5Settings, nn.Module):
                 shapes that do not fit each other.
         """
         self._check_batch(batch)
-        visible = unpadded_keys(batch["input_ids"], batch.get(_SOURCE_MASK))
-        sources = self.encoder(self.token_embeddings(batch["input_ids"]), visible)
+        padding = hidden_padding(batch.get(_SOURCE_MASK))
+        sources = self.encoder(self.token_embeddings(batch["input_ids"]), padding)
         embedded = self._of_targets(batch["decoder_input_ids"])
-        hidden = self.decoder(embedded, None, sources, visible)
+        hidden = self.decoder(embedded, None, sources, padding)
         if self._logits_scale != 1:
             hidden = hidden * self._logits_scale
         logits = self.lm_head(hidden)

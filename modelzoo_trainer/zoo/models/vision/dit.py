@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
@@ -24,6 +23,7 @@ from modelzoo_trainer.zoo.models.bert.encoder import Step, draw_weight
 from modelzoo_trainer.zoo.models.context import Context
 from modelzoo_trainer.zoo.models.feed_forward import GATED
 from modelzoo_trainer.zoo.models.published_names import renamed
+from modelzoo_trainer.zoo.models.visible import EVERYTHING
 from modelzoo_trainer.zoo.models.vision.dit_parts import (
     DitLayer,
     NoiseHead,
@@ -175,8 +175,7 @@ class Dit(DitSettings, nn.Module):
         hidden = self.embedding(noisy)
         embedded = self.timestep_embedding(timesteps) + self.label_embedding(labels)
         condition = functional.silu(embedded)
-        everything = torch.ones((1, 1, 1, hidden.shape[1]), dtype=torch.bool, device=hidden.device)
-        context = Context(angles=None, masks=(everything, None))
+        context = Context(angles=None, visible=(EVERYTHING, EVERYTHING))
         for layer in self.layers:
             hidden = layer(hidden, condition, context)
         prediction: Tensor = self.head(hidden, condition)

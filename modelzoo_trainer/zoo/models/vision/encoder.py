@@ -20,6 +20,7 @@ from modelzoo_trainer.zoo.models.context import Context
 from modelzoo_trainer.zoo.models.decoder_layers import reset_plain
 from modelzoo_trainer.zoo.models.feed_forward import GATED, FeedForward, activation_of
 from modelzoo_trainer.zoo.models.initializers import Initializer
+from modelzoo_trainer.zoo.models.visible import EVERYTHING
 from modelzoo_trainer.zoo.models.vision.embeddings import ImageEmbedding
 from modelzoo_trainer.zoo.models.vision.settings import VisionSettings
 
@@ -217,7 +218,7 @@ class VisionEncoder(nn.Module):
             ConfigError: If the images do not fit the model.
         """
         hidden = self.embedding(images, masked)
-        context = _all_visible(hidden)
+        context = Context(angles=None, visible=(EVERYTHING, EVERYTHING))
         asked = {layer % len(self.layers) for layer in after}
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
@@ -245,7 +246,7 @@ class VisionEncoder(nn.Module):
             images: (B, C, height, width) floating. Returns: (B, T, H).
         """
         hidden: Tensor = self.embedding(images)
-        context = _all_visible(hidden)
+        context = Context(angles=None, visible=(EVERYTHING, EVERYTHING))
         for index in range(layer % len(self.layers) + 1):
             hidden = self.layers[index](hidden, context)
         return hidden
@@ -257,8 +258,3 @@ class VisionEncoder(nn.Module):
             state: (B, H). Returns: (B, H).
         """
         return state if self.pooler is None else self._activate(self.pooler(state))
-
-
-def _all_visible(hidden: Tensor) -> Context:
-    everything = torch.ones((1, 1, 1, hidden.shape[1]), dtype=torch.bool, device=hidden.device)
-    return Context(angles=None, masks=(everything, None))
