@@ -13,7 +13,6 @@ Dimension letters: B batch, T queries, S keys, N heads, G groups of keys and val
 G), D head dimension.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -24,6 +23,7 @@ from modelzoo_trainer.base.devices import has_fused_dropout, has_trained_flex_at
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.attend_blocks import attend_by_blocks
 from modelzoo_trainer.zoo.models.attend_flex import attend_by_flex
+from modelzoo_trainer.zoo.models.autocast import without_autocast
 from modelzoo_trainer.zoo.models.visible import Visible, bias_of, mask_of, whole
 
 Implementation = Literal["auto", "blocks", "flex", "dense"]
@@ -182,13 +182,6 @@ def expand_groups(queries: Tensor, grouped: Tensor) -> Tensor:
     """
     num = queries.shape[1] // grouped.shape[1]
     return grouped if num == 1 else grouped.repeat_interleave(num, dim=1)
-
-
-def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Return a context in which operations keep the dtype of their inputs."""
-    if not torch.amp.is_autocast_available(device_type):
-        return nullcontext()
-    return torch.autocast(device_type, enabled=False)
 
 
 def _written_out(

@@ -12,13 +12,15 @@ Dimension letters: B batch, T queries, S keys, N heads, G groups of keys and val
 dimension of queries and keys, E of values, R distances with a bias.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from modelzoo_trainer.zoo.models.autocast import without_autocast
 from modelzoo_trainer.zoo.models.visible import (
     Tile,
     Visible,
@@ -28,6 +30,8 @@ from modelzoo_trainer.zoo.models.visible import (
     sums_of_diagonals,
     tiles,
 )
+
+_Found = TypeVar("_Found")
 
 _SCORES: Final = 1 << 20  # of a block, of all sequences and heads
 _TALLEST: Final = 512  # queries of a block
@@ -252,6 +256,17 @@ def _gradients(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Any
     return (*found[:3], None, None, None, of_bias, None, None, None)
 
 
+def _exact(run: Callable[..., _Found]) -> Callable[..., _Found]:
+    """Return the function without autocast, which would convert the scores to half precision."""
+
+    @wraps(run)
+    def exact(first: Tensor, *others: Any) -> _Found:
+        with without_autocast(first.device.type):
+            return run(first, *others)
+
+    return exact
+
+
 _INPUTS: Final = (
     "Tensor queries, Tensor keys, Tensor values, Tensor? after, Tensor? before, Tensor? padding, "
     "Tensor? bias, Tensor? seed, int[] rule, float[] scoring"
@@ -268,7 +283,7 @@ for _name, _run, _fake in (
     ("attend", _attend, _shapes),
     ("attend_backward", _attend_backward, _shapes_backward),
 ):
-    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    _LIBRARY.impl(_name, _exact(_run), "CompositeExplicitAutograd")
     torch.library.register_fake(f"modelzoo_trainer::{_name}", _fake, lib=_LIBRARY)
 torch.library.register_autograd(
     "modelzoo_trainer::attend", _gradients, setup_context=_keep, lib=_LIBRARY

@@ -26,8 +26,7 @@ class Gpt2Settings(DecoderSettings):
         attention_inner_dim: Sum of the sizes of all heads, a multiple of `num_heads`; default:
             `hidden_size`.
         attention_logit_softcapping: Bound c of the scores of attention, > 0: c * tanh(scores / c),
-            before biases of positions and masks. Needs several float32 tensors of heads x length
-            x length per sequence and layer.
+            before biases of positions and masks.
         attention_qk_norm: Type of a normalization of the queries and keys of each head, before they
             are rotated, as `rmsnorm` of Qwen3; null = none. Not a published key: the published
             `attention_qk_norm_layer` has no effect.

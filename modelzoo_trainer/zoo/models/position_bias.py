@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modelzoo_trainer.zoo.models.attend import without_autocast
+from modelzoo_trainer.zoo.models.autocast import without_autocast
 
 _MAX_DISTANCE: Final = 128  # from which on all keys share the last bucket, as in T5
 MAX_BUCKETS: Final = 2 * _MAX_DISTANCE - 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modelzoo_trainer.zoo.models.attend import without_autocast
+from modelzoo_trainer.zoo.models.autocast import without_autocast
 from modelzoo_trainer.zoo.models.moe_settings import BalancedOver, MoeSettings, RouterNonlinearity
 
 SHARES_KEY: Final = "expert_shares"

@@ -8,8 +8,9 @@ from torch import Tensor
 from modelzoo_trainer.zoo.models.attention import Attention
 from modelzoo_trainer.zoo.models.context import Context
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.zoo.models.visible import Visible
 
-PLAIN = Context(angles=None, masks=(None, None))
+PLAIN = Context(angles=None, visible=(Visible(), Visible()))
 
 
 def make(**changes: Any) -> Attention:

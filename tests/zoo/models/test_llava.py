@@ -15,6 +15,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.freezing import ModelFreezer
 from modelzoo_trainer.zoo.models.masks import visible_keys
 from modelzoo_trainer.zoo.models.multimodal.llava import Llava
+from modelzoo_trainer.zoo.models.visible import EVERYTHING
 from tests.zoo.models.llava_cases import (
     HOLDER,
     IMAGE,
@@ -31,10 +32,9 @@ from tests.zoo.models.llava_cases import (
 def by_hand(model: Llava, batch: Any, start: int = 1) -> torch.Tensor:
     """Return the logits of the decoder on states with features in the place of placeholders."""
     image = model.image_model.embedding(batch["image_data"])
-    everything = torch.ones((1, 1, 1, image.shape[1]), dtype=torch.bool)
     context = model.text_model._begin(batch["text_input_ids"], None, None)[1]
     for layer in model.image_model.layers[:2]:
-        image = layer(image, context._replace(angles=None, masks=(everything, None)))
+        image = layer(image, context._replace(angles=None, visible=(EVERYTHING, EVERYTHING)))
     first, second = model.projector.layers.values()
     features = second(functional.gelu(first(image[:, 1:])))
     hidden = model.text_model.token_embeddings(batch["text_input_ids"])

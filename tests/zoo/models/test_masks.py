@@ -1,6 +1,4 @@
-"""Visible keys: windows, sinks and packed sequences; what cannot be combined."""
-
-from typing import Any
+"""Layers with a window; masks for other models; what cannot be combined."""
 
 import pytest
 import torch
@@ -9,54 +7,32 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.masks import (
     WindowPattern,
     check_batch,
+    hidden_padding,
     is_windowed,
-    merge_bias,
     visible_keys,
 )
 
 CPU = torch.device("cpu")
 
 
-def drawn(**settings: Any) -> list[str]:
-    visible = visible_keys(5, CPU, **settings)
-    assert visible is not None
-    assert visible.shape[1:] == (1, 5, 5)
-    return ["".join(".x"[sees] for sees in row) for row in visible[-1, 0].tolist()]
-
-
-def test_a_window_of_two_shows_the_query_and_the_key_before() -> None:
-    assert drawn(window=2) == ["x....", "xx...", ".xx..", "..xx.", "...xx"]
-
-
-def test_sinks_stay_visible_to_all_later_queries() -> None:
-    assert drawn(window=1, sinks=2) == ["x....", "xx...", "xxx..", "xx.x.", "xx..x"]
-
-
-def test_a_packed_row_shows_each_sequence_to_itself_and_padding_to_itself() -> None:
-    spans = torch.tensor([[0, 0, 0, 0, 0], [1, 0, 1, 0, 0]])
-
-    assert drawn(spans=spans) == ["x....", "xx...", "..x..", "..xx.", "....x"]
-
-
-@pytest.mark.parametrize("settings", [{}, {"window": 5}, {"window": 9}, {"window": 3, "sinks": 2}])
+@pytest.mark.parametrize("settings", [{}, {"window": 5}, {"window": 9}])
 def test_what_hides_nothing_needs_no_mask(settings: dict[str, int]) -> None:
     assert visible_keys(5, CPU, **settings) is None
 
 
-def test_a_bias_without_a_mask_is_causal() -> None:
-    merged = merge_bias(torch.ones(2, 3, 3), None, 3, CPU)
+def test_a_mask_shows_the_keys_of_a_window() -> None:
+    found = visible_keys(3, CPU, window=2)
 
-    assert merged is not None
-    assert merged.shape == (1, 2, 3, 3)
-    hidden = float("-inf")
-    assert merged[0, 1].tolist() == [[1, hidden, hidden], [1, 1, hidden], [1, 1, 1]]
+    assert found is not None
+    assert found.int().tolist() == [[[[1, 0, 0], [1, 1, 0], [0, 1, 1]]]]
 
 
-def test_a_mask_without_a_bias_stays_boolean() -> None:
-    visible = visible_keys(5, CPU, window=2)
+def test_padding_is_hidden_but_in_rows_that_have_nothing_else() -> None:
+    assert hidden_padding(None) is None
+    found = hidden_padding(torch.tensor([[1, 2, 0], [0, 0, 0]]))
 
-    assert merge_bias(None, visible, 5, CPU) is visible
-    assert merge_bias(None, None, 5, CPU) is None
+    assert found is not None
+    assert found.int().tolist() == [[0, 0, 1], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -313,10 +313,13 @@ ONLY_GPT2 = {
 }
 
 
+OF_THIS_PROJECT = {"attention": "auto"}  # no published keys
+
+
 def test_every_default_is_that_of_the_original() -> None:
-    assert defaults_of("gpt2") == DEFAULTS
+    assert defaults_of("gpt2") == DEFAULTS | OF_THIS_PROJECT
     common = {key: value for key, value in DEFAULTS.items() if key not in ONLY_GPT2}
-    assert defaults_of("gptj") == common | GPTJ_DEFAULTS
+    assert defaults_of("gptj") == common | GPTJ_DEFAULTS | OF_THIS_PROJECT
 
 
 @pytest.mark.parametrize("name", OF_GPT2)

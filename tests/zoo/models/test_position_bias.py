@@ -33,10 +33,14 @@ def test_the_slopes_are_the_published_ones(num_heads: int, powers: list[float]) 
 def test_alibi_falls_with_the_distance() -> None:
     bias = AlibiBias(2, scaling_factor=2.0)(3, CPU)
 
-    assert bias.shape == (2, 3, 3)
     assert bias.dtype == torch.float32
-    assert bias[0, 2].tolist() == [-(2.0**-4), -(2.0**-5), 0]
-    assert bias[1, 2].tolist() == [-(2.0**-8), -(2.0**-9), 0]
+    assert bias.tolist() == [[0, -(2.0**-5), -(2.0**-4)], [0, -(2.0**-9), -(2.0**-8)]]
+
+
+def test_two_sided_alibi_falls_in_both_directions() -> None:
+    bias = AlibiBias(1, two_sided=True)(3, CPU)
+
+    assert bias.tolist() == [[-(2.0**-7), -(2.0**-8), 0, -(2.0**-8), -(2.0**-7)]]
 
 
 def test_fixed_slopes_have_no_gradient_and_trained_ones_start_at_random() -> None:
@@ -78,9 +82,9 @@ def test_the_relative_bias_is_the_table_at_the_bucket_of_the_distance() -> None:
 
     table = module.buckets.weight
     assert table.shape == (32, 3)
-    assert bias.shape == (3, 200, 200)
-    for query, key, bucket in ((0, 0, 0), (199, 199, 0), (7, 4, 3), (199, 183, 16), (199, 0, 31)):
-        assert torch.equal(bias[:, query, key], table[bucket])
+    assert bias.shape == (3, 200)
+    for distance, bucket in ((0, 0), (3, 3), (16, 16), (199, 31)):
+        assert torch.equal(bias[:, distance], table[bucket])
 
 
 def test_fixed_positions_are_the_formula() -> None:
@@ -133,5 +137,5 @@ def test_buckets_and_slopes_are_those_of_transformers() -> None:
         assert torch.equal(relative_buckets(distances, num_buckets), theirs)
     for num_heads in (1, 6, 16, 40, 71):
         theirs = build_alibi_tensor(torch.ones(1, 9), num_heads, torch.float32)
-        ours = AlibiBias(num_heads)(9, CPU)[:, 8]
+        ours = AlibiBias(num_heads)(9, CPU).flip(1)
         torch.testing.assert_close(ours - ours[:, :1], theirs[:, 0])

@@ -13,10 +13,11 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.conversion.cerebras import rules_of
 from modelzoo_trainer.zoo.models.context import Context
 from modelzoo_trainer.zoo.models.decoder_names import Gpt2
+from modelzoo_trainer.zoo.models.visible import Visible
 from tests.zoo.models.decoder_cases import NO_DROPOUT, SIZES
 from tests.zoo.models.formulas import normed, projected
 
-PLAIN = Context(angles=None, masks=(None, None))
+PLAIN = Context(angles=None, visible=(Visible(), Visible()))
 IDS = torch.arange(24).view(2, 12) * 7 % 51
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modelzoo_trainer.zoo.models.attend import without_autocast
+from modelzoo_trainer.zoo.models.autocast import without_autocast
 from modelzoo_trainer.zoo.models.vision.settings import LocalGrid
 
 _AXES: Final = ("rows", "columns")

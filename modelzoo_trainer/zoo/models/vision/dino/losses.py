@@ -19,7 +19,7 @@ from modelzoo_trainer.base.constraints import (
     checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.zoo.models.attend import without_autocast
+from modelzoo_trainer.zoo.models.autocast import without_autocast
 from modelzoo_trainer.zoo.models.vision.multi_image import check_masks
 
 
