@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         loaded_hf_libraries,
     )
     from .errors import BackendError, BackendUnavailable, HostReadError, is_too_large
+    from .grouped_products import grouped_linear, moved_rows
     from .parallel.collectives import collective_of
     from .parallel.context import ContextParallel
     from .parallel.fake_world import fake_world, fake_world_backend, is_for_real
@@ -70,6 +71,7 @@ _HOMES = {
         "limit_batches",
     ),
     "errors": ("BackendError", "BackendUnavailable", "HostReadError", "is_too_large"),
+    "grouped_products": ("grouped_linear", "moved_rows"),
     "parallel.collectives": ("collective_of",),
     "parallel.context": ("ContextParallel",),
     "parallel.fake_world": ("fake_world_backend", "is_for_real", "fake_world"),
@@ -114,6 +116,7 @@ __all__ = [
     "fake_world",
     "fake_world_backend",
     "from_environment",
+    "grouped_linear",
     "has_fused_dropout",
     "has_trained_flex_attention",
     "held_switches",
@@ -130,6 +133,7 @@ __all__ = [
     "loaded_hf_libraries",
     "make_backend",
     "map_tensors",
+    "moved_rows",
     "peak_flops",
     "step_seed",
     "switch_names",

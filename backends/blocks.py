@@ -115,7 +115,13 @@ def _compile(module: Module, options: CompileOptions) -> None:
 
 Mode = Literal["full", "selective"]
 
-_MATRIX_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm"})
+_MATRIX_PRODUCTS: Final = frozenset(
+    {
+        *("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm"),
+        *("_grouped_mm", "grouped_linear"),
+    }
+)
+_NAMESPACES: Final = ("aten", "modelzoo_trainer")  # the latter: grouped_products.py
 _ATTENTION: Final = "_scaled_dot_product"
 _OWN_ATTENTION: Final = "modelzoo_trainer::attend"  # drops the same weights for the same input
 _COLLECTIVES: Final = "_c10d_functional"
@@ -177,9 +183,8 @@ def _selective_contexts() -> Any:
 def _decide(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Decide whether to keep the result of an operation."""
     name = op.name().partition("::")[2].partition(".")[0]
-    if op.name() == _OWN_ATTENTION:
-        return CheckpointPolicy.MUST_SAVE
-    if op.namespace == _COLLECTIVES or (op.namespace == "aten" and name in _MATRIX_PRODUCTS):
+    is_product = op.namespace in _NAMESPACES and name in _MATRIX_PRODUCTS
+    if op.namespace == _COLLECTIVES or is_product or op.name() == _OWN_ATTENTION:
         return CheckpointPolicy.MUST_SAVE
     if name.startswith(_ATTENTION) and not _draws(op, args, kwargs):
         return CheckpointPolicy.MUST_SAVE

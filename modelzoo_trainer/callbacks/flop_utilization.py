@@ -71,43 +71,6 @@ def uncounted() -> Iterator[None]:
             count.subtract(count.total - total)
 
 
-class _IdleWork:
-    """Subtract the operations of modules whose results are partly not used.
-
-    That is the share in their attribute `idle_share`: of experts, those that a token is not routed
-    to. The backward pass is derived from the forward pass: it has as many operations for the
-    gradients of inputs, and again for gradients of weights. Recomputation has no further one.
-    """
-
-    def __init__(self, count: FlopCount, model: Module) -> None:
-        self._count = count
-        self._begun: dict[Module, int] = {}
-        self._stack = ExitStack()
-        for module in model.modules():
-            if getattr(module, "idle_share", 0):
-                for handle in (
-                    module.register_forward_pre_hook(self._enter),
-                    module.register_forward_hook(self._leave, always_call=True),
-                ):
-                    self._stack.callback(handle.remove)
-
-    def _enter(self, module: Module, _: Any) -> None:
-        self._begun[module] = self._count.total
-
-    def _leave(self, module: Module, inputs: tuple[Any, ...], _: Any) -> None:
-        done = self._count.total - self._begun.pop(module)
-        num, share = 1, float(module.idle_share)  # type: ignore[arg-type]  # an attribute
-        is_recomputed = torch._C._current_graph_task_id() != -1
-        if torch.is_grad_enabled() and not is_recomputed:
-            num += bool(inputs[0].requires_grad)
-            num += any(param.requires_grad for param in module.parameters())
-        self._count.subtract(round(done * share * num))
-
-    def stop(self) -> None:
-        """Stop subtracting. Idempotent."""
-        self._stack.close()
-
-
 class _NoModules:
     """Replacement for torch's module tracker, which hooks all modules of the process.
 
@@ -151,10 +114,9 @@ class FlopUtilization(TrainingProfiler):
     The floating-point operations of the forward and backward pass are counted by
     `torch.utils.flop_counter`: matrix products, convolutions and attention. They are counted once
     per batch shape, in the first step with it; other steps are not affected. Recomputation by
-    activation checkpointing is counted. In a mixture of experts, only the work of the experts that
-    each token is routed to is counted, as in papers, although all experts process all tokens. Each
-    process counts its own device; the main process logs its values. Validations, checkpoints and
-    the first step are excluded.
+    activation checkpointing is counted. In a mixture of experts, the work of the experts that each
+    token is routed to is counted. Each process counts its own device; the main process logs its
+    values. Validations, checkpoints and the first step are excluded.
 
     The default peak rate is the vendor's for dense matrices in the dtype of the computation. If it
     is unknown, a message is logged once, and only `flops_per_sec` is logged.
@@ -182,7 +144,6 @@ class FlopUtilization(TrainingProfiler):
         self._counts: dict[str, int] = {}
         self._num_params = 0
         self._counting: FlopCount | None = None
-        self._idle: _IdleWork | None = None
         self._counted = 0
         self._key = ""
         super().__init__()
@@ -254,7 +215,6 @@ class FlopUtilization(TrainingProfiler):
         self._key = _shapes_of(batch)
         if self._key not in self._counts:
             self._counting = FlopCount()
-            self._idle = _IdleWork(self._counting, model)
 
     @override
     def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
@@ -278,9 +238,6 @@ class FlopUtilization(TrainingProfiler):
         counting, self._counting = self._counting, None
         if counting is not None:
             counting.stop()
-        if self._idle is not None:
-            self._idle.stop()
-            self._idle = None
 
     def _log(self, trainer: Trainer) -> None:
         rate = self.rate_since(self._num_flops, self._clock.elapsed())

@@ -1,13 +1,16 @@
 """Feed-forward networks; each token uses some of them: a mixture of experts.
 
-Dimension letters: B batch, T positions, H hidden size, F filter size, E routed experts, A all
-experts: the routed ones, then the shared ones.
+Dimension letters: B batch, T positions, H hidden size, F filter size, A all experts: the routed
+ones, then the shared ones; K experts of a token, N = B T K rows: a token for one of its experts.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from modelzoo_trainer.base.devices import grouped_linear, moved_rows
 from modelzoo_trainer.zoo.models.feed_forward import GATED, Nonlinearity, activation_of
 from modelzoo_trainer.zoo.models.initializers import Initializer
 from modelzoo_trainer.zoo.models.moe_settings import MoeSettings
@@ -17,13 +20,13 @@ from modelzoo_trainer.zoo.models.routing import Router, Routing
 class Experts(nn.Module):
     """The feed-forward networks, whose weights are stacked in one tensor each.
 
-    All experts process all tokens: shapes do not depend on the routing, at the cost of A / top_k
-    times the operations of the experts that are used.
+    Tokens are sorted by expert, and each expert processes its own. The number of rows does not
+    depend on the routing, which is not read.
 
     Attributes:
         up, gate: (A, F, H); gate only with a gated nonlinearity. down: (A, H, F).
         up_bias, gate_bias: (A, F), down_bias: (A, H), or None.
-        idle_share: The share of the operations whose results have the weight 0.
+        num_idle: The number of experts that a token does not use.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class Experts(nn.Module):
         def parameter(*sizes: int, exists: bool = True) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(num_experts, *sizes)) if exists else None
 
-        self.idle_share = num_idle / num_experts
+        self.num_idle = num_idle
         has_gate = nonlinearity in GATED
         self.up = nn.Parameter(torch.empty(num_experts, filter_size, hidden_size))
         self.gate = parameter(filter_size, hidden_size, exists=has_gate)
@@ -65,54 +68,100 @@ class Experts(nn.Module):
                 nn.init.zeros_(bias)
 
     def forward(
-        self, hidden: Tensor, weights: Tensor, input_weights: Tensor | None = None
+        self,
+        hidden: Tensor,
+        weights: Tensor,
+        ids: Tensor | None = None,
+        *,
+        weights_inputs: bool = False,
     ) -> Tensor:
-        """Return the weighted sum of the experts' outputs; each has its own dropout.
+        """Return the weighted sum of the outputs of each token's experts.
+
+        Each expert has its own dropout. The sum is in the order of `ids`.
 
         Args:
             hidden: The inputs of all experts.
-            weights: Of each expert's output.
-            input_weights: Of each expert's input; None = 1.
+            weights: Of the experts of each token.
+            ids: The experts of each token, all different; None = `weights` are of all experts, and
+                those with the largest are used.
+            weights_inputs: Whether weights multiply the inputs of experts, not their outputs.
 
         Shapes:
-            hidden: (B, T, H). weights, input_weights: (B, T, A). Returns: (B, T, H).
+            hidden: (B, T, H). weights: (B, T, K); without ids (B, T, A). ids: (B, T, K), integer.
+            Returns: (B, T, H).
 
         Cost:
-            No host read. Activations in memory: as for A feed-forward networks.
+            No host read, no data-dependent shape. Activations in memory: as for K feed-forward
+            networks, and the inputs and outputs of each.
         """
-        wide = self._widened(hidden, self.up, self.up_bias, input_weights)
+        if ids is None:
+            weights, ids = weights.topk(self.up.shape[0] - self.num_idle, dim=-1)
+        dtype = _product_dtype(hidden)
+        by_expert = _sort(ids, self.up.shape[0])
+        order, inverse = by_expert.order, by_expert.inverse
+        tokens, factors = hidden.to(dtype).flatten(0, 1), weights.to(dtype).reshape(-1, 1)
+        num_used = ids.shape[-1]
+        rows = moved_rows(tokens, order, inverse, num_used)
+        if weights_inputs:
+            rows = rows * moved_rows(factors, order, inverse, 1)
+        wide = _product(rows, self.up, self.up_bias, by_expert)
         if self.gate is None:
             wide = self.activation(wide)
         else:
-            gates = self._widened(hidden, self.gate, self.gate_bias, input_weights)
-            wide = wide * self.activation(gates)
-        inner: Tensor = wide.flatten(0, 1).transpose(0, 1)
-        down = self.down.transpose(1, 2)
-        if self.down_bias is None:
-            outputs = torch.bmm(inner, down)
-        else:
-            outputs = torch.baddbmm(self.down_bias.unsqueeze(1), inner, down)
-        factors = weights.flatten(0, 1).t().unsqueeze(-1).to(outputs.dtype)
-        weighted = self.dropout(outputs) * factors
+            wide = wide * self.activation(_product(rows, self.gate, self.gate_bias, by_expert))
+        outputs = self.dropout(_product(wide, self.down, self.down_bias, by_expert))
+        outputs = moved_rows(outputs, inverse, order, 1)
+        if not weights_inputs:
+            outputs = outputs * factors
+        outputs = outputs.view(-1, num_used, hidden.shape[-1])
         # The type is given as autocast would convert to float32 first.
-        total: Tensor = weighted.sum(dim=0, dtype=weighted.dtype)
+        total: Tensor = outputs.sum(dim=1, dtype=outputs.dtype)
         return total.view_as(hidden)
 
-    @staticmethod
-    def _widened(
-        hidden: Tensor, matrices: Tensor, biases: Tensor | None, input_weights: Tensor | None
-    ) -> Tensor:
-        """Return the product with each expert's matrix, (B, T, A, F), as one matrix product."""
-        num, width = matrices.shape[:2]
-        if input_weights is None:
-            flat = None if biases is None else biases.flatten()
-            product = functional.linear(hidden, matrices.flatten(0, 1), flat)
-            return product.view(*hidden.shape[:2], num, width)
-        product = functional.linear(hidden, matrices.flatten(0, 1))
-        scaled = product.view(*hidden.shape[:2], num, width) * input_weights.unsqueeze(-1).to(
-            product.dtype
-        )
-        return scaled if biases is None else scaled + biases.to(scaled.dtype)
+
+class _ByExpert(NamedTuple):
+    """The rows, sorted by expert.
+
+    Shapes:
+        order: (N,), the place of each sorted row before. inverse: (N,), where it is now. experts:
+        (N,), of the sorted rows. ends: (A,), int32, the number of rows up to each expert's last.
+    """
+
+    order: Tensor
+    inverse: Tensor
+    experts: Tensor
+    ends: Tensor
+
+
+def _sort(ids: Tensor, num_experts: int) -> _ByExpert:
+    places = torch.arange(ids.numel(), device=ids.device)
+    num = max(1, ids.numel())
+    # One number for both: the second result of a sort is no index for torch_xla.
+    numbers = (ids.flatten() * num + places).sort().values
+    experts, order = numbers // num, numbers % num
+    inverse = torch.empty_like(order).scatter(0, order, places)
+    ones = torch.ones_like(experts, dtype=torch.int32)
+    sizes = torch.zeros(num_experts, dtype=torch.int32, device=ids.device)
+    sizes = sizes.scatter_add(0, experts, ones)
+    return _ByExpert(order, inverse, experts, sizes.cumsum(0, dtype=torch.int32))
+
+
+def _product(rows: Tensor, matrices: Tensor, biases: Tensor | None, by_expert: _ByExpert) -> Tensor:
+    """Return the product of each row with its expert's matrix, (N, I) to (N, O)."""
+    product: Tensor = grouped_linear(rows, matrices.to(rows.dtype), by_expert.ends)
+    if biases is None:
+        return product
+    precise = torch.promote_types(biases.dtype, torch.float32)  # for the sum of its gradients
+    return product + biases.to(precise)[by_expert.experts].to(product.dtype)
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype in which matrix products compute with these states."""
+    kind = hidden.device.type
+    can_cast = hidden.is_floating_point() and hidden.dtype != torch.float64
+    if can_cast and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
 
 
 class MixtureOfExperts(nn.Module):
@@ -159,14 +208,15 @@ class MixtureOfExperts(nn.Module):
             hidden: (B, T, H) floating. token_ids, counted: (B, T) integer.
         """
         routing = self.router(hidden, token_ids, counted)
-        weights = self._with_shared(routing.weights)
-        if self.settings.probability_before_ffn:
-            output = self.experts(hidden, self._with_shared(routing.chosen), weights)
-        else:
-            output = self.experts(hidden, weights)
-        return output, routing
+        ids, weights = self._with_shared(routing)
+        before = self.settings.probability_before_ffn
+        return self.experts(hidden, weights, ids, weights_inputs=before), routing
 
-    def _with_shared(self, weights: Tensor) -> Tensor:
-        """Append the weight 1 of shared experts."""
-        num = self.settings.num_shared
-        return functional.pad(weights, (0, num), value=1.0) if num else weights
+    def _with_shared(self, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Return ids and weights of each token's experts: the routed ones, then the shared."""
+        first, num = self.settings.num_experts, self.settings.num_shared
+        if not num:
+            return routing.ids, routing.weights
+        shared = torch.arange(first, first + num, device=routing.ids.device)
+        ids = torch.cat((routing.ids, shared.expand(*routing.ids.shape[:2], num)), dim=-1)
+        return ids, functional.pad(routing.weights, (0, num), value=1.0)

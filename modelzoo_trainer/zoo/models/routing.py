@@ -1,6 +1,7 @@
 """Routing of tokens to experts, and the loss that balances them.
 
-Dimension letters: B batch, T positions, H hidden size, E routed experts, L layers.
+Dimension letters: B batch, T positions, H hidden size, E routed experts, K = `top_k` experts of a
+token, L layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +23,14 @@ class Routing(NamedTuple):
     """Which experts a token uses, and statistics for the load balancing loss.
 
     Shapes:
-        weights, chosen: (B, T, E) float32, 0 for experts that are not chosen; chosen is 1 for
-        those that are. shares, probabilities: (B, E) float32, over the counted tokens of a
-        sequence: the share of tokens that chose an expert (the sum over experts is `top_k`), and
-        the mean of its probability before the choice, which is None if routing is not learned.
+        ids: (B, T, K) int64, the chosen experts. weights: (B, T, K) float32, of these.
+        shares, probabilities: (B, E) float32, over the counted tokens of a sequence: the share of
+        tokens that chose an expert (the sum over experts is `top_k`), and the mean of its
+        probability before the choice, which is None if routing is not learned.
     """
 
+    ids: Tensor
     weights: Tensor
-    chosen: Tensor
     shares: Tensor
     probabilities: Tensor | None
 
@@ -84,11 +85,10 @@ class Router(nn.Module):
             (*token_ids.shape, settings.num_experts), dtype=values.dtype, device=values.device
         )
         means = None if probabilities is None else _mean_of_tokens(probabilities, counted)
-        chosen = zeros.scatter(-1, ids, 1.0)
         return Routing(
-            weights=zeros.scatter(-1, ids, values),
-            chosen=chosen,
-            shares=_mean_of_tokens(chosen, counted),
+            ids=ids,
+            weights=values,
+            shares=_mean_of_tokens(zeros.scatter(-1, ids, 1.0), counted),
             probabilities=means,
         )
 

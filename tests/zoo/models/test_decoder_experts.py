@@ -88,12 +88,13 @@ def test_the_shares_of_experts_are_those_of_the_counted_tokens() -> None:
     model, batch = make(moe=MOE), batch_of()
     chosen = []
     for layer in model.layers:
-        layer.ffn.register_forward_hook(lambda _, given, found: chosen.append(found[1].chosen))
+        layer.ffn.register_forward_hook(lambda _, given, found: chosen.append(found[1]))
 
     outputs = model(batch)
 
     counted = batch["attention_mask"] == 1
-    expected = torch.stack([one[counted].mean(0) / 2 for one in chosen])
+    uses = [functional.one_hot(one.ids[counted], 4).sum(1).float() for one in chosen]
+    expected = torch.stack([one.mean(0) / 2 for one in uses])
     torch.testing.assert_close(outputs["expert_shares"], expected)
     assert not outputs["expert_shares"].requires_grad
     difference = outputs["loss"] - cross_entropy(model, batch)
