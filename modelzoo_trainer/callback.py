@@ -73,6 +73,13 @@ class Callback:
     It is restored only from checkpoints in the folder that the run itself writes to.
     """
 
+    reads_outputs: tuple[str, ...] = ()
+    """Names of outputs of the model that this callback reads, of those computed only on request.
+
+    Such an output is `logits` of the language models: without a request, the loss is computed
+    without the logits of all tokens. Outputs that a model always returns need not be named.
+    """
+
     needs_trainer: bool = False
     """Whether the callback requires a `Trainer`; `Hooks` refuses it in a custom loop."""
 

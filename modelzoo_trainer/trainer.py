@@ -172,6 +172,12 @@ class Trainer(NotCopied, InterceptableMethods):
     """Calls the hooks of the callbacks; within a batch, the hooks of its kind of step."""
     rehearses: bool = False
     """Whether this batch is traced as on a log step, so that its graph is compiled early."""
+    reads_outputs: tuple[str, ...] | None = None
+    """Names of outputs that methods of a subclass read, of those computed only on request.
+
+    None = all, if it overrides a method that gets the outputs, such as `compute_loss`; else none.
+    """
+
     val_micro_batch_size: int | None = None
     """Maximum samples of a validation batch per forward pass; None = all."""
 

@@ -32,6 +32,7 @@ from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter, RMSNorm, f
 from ..errors import BackendError, suggest
 from ..placement import Places, parameter_places, share_parameters
 from .config import STYLES, check_style
+from .output_shards import ATTRIBUTE, OutputShards
 
 log = logging.getLogger("modelzoo_trainer.backends.tensor_parallel")
 
@@ -78,6 +79,10 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
         if how != _OWN_PART
     }
     parallelize_module(model, mesh, layers, src_data_rank=None)
+    for name, how in styles.items():
+        layer = model.get_submodule(name)
+        if how == "colwise_gather" and isinstance(layer, Linear):
+            setattr(layer, ATTRIBUTE, OutputShards(layer, mesh))
     _replicate_others(places, mesh, norms)
     share_parameters(places)
     if dist.get_rank() == 0:

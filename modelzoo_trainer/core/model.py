@@ -129,6 +129,7 @@ class ModelCallback(CoreCallback, Interceptable):
         # these, and a state dict that only the main process makes would free them there alone.
         with trainer.backend.inference():
             self.calls.begin_training()
+        stack.enter_context(self.calls.requests.in_run(trainer))
 
     @override
     def on_train_start(
@@ -146,6 +147,7 @@ class ModelCallback(CoreCallback, Interceptable):
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
         self.calls.begin_validation()
+        stack.enter_context(self.calls.requests.in_run(trainer))
         stack.enter_context(in_evaluation_mode(trainer.model))
         trainer.backend.comm.broadcast_buffers(trainer.model)
 

@@ -37,7 +37,9 @@ TOKENS = torch.arange(4 * 12).view(4, 12) * 7 % 51
 
 def make_decoder(kind: type[Decoder], changes: dict[str, Any]) -> Decoder:
     torch.manual_seed(3)
-    return kind(**{**SETTINGS, **changes}).double()
+    model = kind(**{**SETTINGS, **changes}).double()
+    model.requested_outputs = ("logits",)
+    return model
 
 
 def learn(model: Decoder) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from modelzoo_trainer.base.constraints import Call
 from modelzoo_trainer.callback import Batch
+from modelzoo_trainer.core.parts.requested_outputs import RequestedOutputs
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class ModelCalls:
         self._train: Call | None = None
         self._val: Call | None = None
         self._logged: set[Call] = set()
+        self.requests = RequestedOutputs()
 
     def begin_training(self) -> None:
         """Decide again at the next training batch."""
@@ -84,6 +86,7 @@ class ModelCalls:
         Raises:
             ConfigError: If the model cannot be called as chosen.
         """
+        self.requests.update(trainer)
         call = self._train if trainer.val_iterator is None else self._val
         if call is None:
             call = self._decide(trainer, batch)
@@ -95,11 +98,13 @@ class ModelCalls:
             else:  # a callback has changed the arguments
                 call = "batch"
         try:
-            return trainer.compiled_model(*args, **kwargs)
+            raw = trainer.compiled_model(*args, **kwargs)
         except Exception as error:
             is_of_hook = call == "batch" and (len(args) != 1 or kwargs)
             _note_call(trainer, error, batch, "hook" if is_of_hook else call)
             raise
+        self.requests.check(trainer, raw)
+        return raw
 
     def _decide(self, trainer: Trainer, batch: Batch) -> Call:
         is_training = trainer.val_iterator is None

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 from modelzoo_trainer.core.parts.model_length import lengths_of
+from modelzoo_trainer.core.parts.requested_outputs import note_missing_output
 from modelzoo_trainer.errors import StopTraining, not_an_end
 from modelzoo_trainer.hooks.spec import note_origin
 
@@ -70,6 +71,7 @@ def _report(trainer: Trainer, kind: str, error: BaseException) -> None:
     except Exception as late:  # noqa: BLE001  # the first error must win
         error.add_note(f"while reading pending values: {type(late).__name__}: {late}")
     note_origin(error, trainer.all_callbacks, trainer.global_step)
+    note_missing_output(error, trainer)
     getattr(trainer.hooks, f"on_{kind}_exception")(trainer, error)
 
 

@@ -57,6 +57,11 @@ class Interceptors:
             self._place(before)
             raise
 
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The assigned pairs, including global ones."""
+        return tuple(self._placed)
+
     def add(self, pair: Pair) -> Pair:
         """Return a copy of the pair, which is not placed yet."""
         event, function = pair

@@ -27,13 +27,21 @@ from modelzoo_trainer.zoo.models.decoder_layers import DecoderLayer, reset_plain
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.zoo.models.feed_forward import GATED, make_norm
 from modelzoo_trainer.zoo.models.generation import draw_next, extend_tokens
+from modelzoo_trainer.zoo.models.head_loss import HeadSettings
 from modelzoo_trainer.zoo.models.initializers import Initializer
 from modelzoo_trainer.zoo.models.kv_cache import KeyValueCache
+from modelzoo_trainer.zoo.models.language_head import (
+    LOGITS,
+    WithOptionalLogits,
+    logits_of,
+    losses_of,
+    score,
+)
 from modelzoo_trainer.zoo.models.language_loss import (
     counted_labels,
-    language_loss,
     num_counted,
-    token_accuracy,
+    reduced_loss,
+    share_of_hits,
     validation_means,
 )
 from modelzoo_trainer.zoo.models.masks import POSITIONS_KEY, SPAN_KEY, check_batch
@@ -54,7 +62,7 @@ def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
     initializer(module.weight)
 
 
-class Decoder(DecoderSettings, nn.Module):
+class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
     """Decoder-only language model; a class adds its settings, which are constructor arguments."""
 
     SETTINGS: ClassVar[type[DecoderSettings]] = DecoderSettings
@@ -183,7 +191,7 @@ class Decoder(DecoderSettings, nn.Module):
         self.lm_head = nn.Linear(size, self.vocab_size, bias=self.use_bias_in_output)
         self._experts = self.experts
         self._rotary = self.rotary()
-        self._logits_scale = logits_scale(self)
+        self._head = HeadSettings(logits_scale(self), self.final_logit_softcapping)
 
     def _make_layer(self, *, is_windowed: bool) -> DecoderLayer:
         return DecoderLayer(self, is_windowed=is_windowed)
@@ -245,7 +253,7 @@ class Decoder(DecoderSettings, nn.Module):
             yield self.lm_head, partial(_draw, self.lm_head, start.lm_head)
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the loss, the logits and the number of items that the loss is averaged over.
+        """Return the loss and the number of items that it is averaged over.
 
         Args:
             batch: `input_ids`, `labels` and, if some positions do not count for the loss,
@@ -255,9 +263,9 @@ class Decoder(DecoderSettings, nn.Module):
                 `position_ids`.
 
         Returns:
-            `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
-            loss `ModelEvalMetrics` also logs `lm_perplexity`. With experts, in training, what
-            `LogExpertLoad` logs.
+            `loss`, `num_items`; `logits` where they are requested, see `WithOptionalLogits`; in
+            eval mode also `accuracy`, from which and from the loss `ModelEvalMetrics` also logs
+            `lm_perplexity`. With experts, in training, what `LogExpertLoad` logs.
 
         Shapes:
             In batch: (B, T) integer, T at most `max_position_embeddings`.
@@ -297,8 +305,9 @@ class Decoder(DecoderSettings, nn.Module):
             has_window=self.attention_sliding_window_length is not None,
             uses_positions=self.position_embedding_type in ("learned", "fixed", "rotary"),
         )
-        counted = None if self._experts is None else counted_labels(labels, attention_mask)
-        logits, routed = self._run(
+        weights = counted_labels(labels, attention_mask)
+        counted = None if self._experts is None else weights
+        hidden, routed = self._run(
             batch["input_ids"],
             position_ids=batch.get(POSITIONS_KEY),
             attention_span=batch.get(SPAN_KEY),
@@ -306,8 +315,18 @@ class Decoder(DecoderSettings, nn.Module):
             states=states,
             padding=padding,
         )
-        loss, num_items = language_loss(
-            logits,
+        wants_hits = self.compute_eval_metrics and not self.training
+        scored = score(
+            self.lm_head,
+            self.final_norm(hidden),
+            labels,
+            weights,
+            self._head,
+            wants_logits=self.wants_logits,
+            wants_hits=wants_hits,
+        )
+        loss, num_items = reduced_loss(
+            scored.total,
             labels,
             attention_mask,
             loss_scaling=self.loss_scaling,
@@ -318,10 +337,12 @@ class Decoder(DecoderSettings, nn.Module):
             routing = routing_metrics(self._experts, routed, counted)
             if LOSS_KEY in routing:
                 loss = loss + self._experts.load_balancing_loss_coef * routing[LOSS_KEY]
-        outputs = {"loss": loss, "logits": logits, "num_items": num_items}
+        outputs = {"loss": loss, "num_items": num_items}
+        if scored.logits is not None:
+            outputs[LOGITS] = scored.logits
         outputs |= {name: value.detach() for name, value in routing.items()}
-        if self.compute_eval_metrics and not self.training:
-            outputs["accuracy"] = token_accuracy(logits, labels, attention_mask)
+        if scored.hits is not None:
+            outputs["accuracy"] = share_of_hits(scored.hits, labels, attention_mask)
         return outputs
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
@@ -353,7 +374,18 @@ class Decoder(DecoderSettings, nn.Module):
         Shapes:
             input_ids, position_ids, attention_span: (B, T) integer. Returns: (B, T, V).
         """
-        return self._run(input_ids, position_ids=position_ids, attention_span=attention_span)[0]
+        return self._score(
+            self._run(input_ids, position_ids=position_ids, attention_span=attention_span)[0]
+        )
+
+    def label_losses(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross entropy of each label, 0 where it is -100, without the logits of all.
+
+        Shapes:
+            input_ids, labels: (B, T) integer. Returns: (B, T), float32.
+        """
+        hidden, _ = self._run(input_ids, position_ids=None, attention_span=None)
+        return losses_of(self.lm_head, self.final_norm(hidden), labels, self._head)
 
     def _run(
         self,
@@ -365,7 +397,7 @@ class Decoder(DecoderSettings, nn.Module):
         states: Tensor | None = None,
         padding: Tensor | None = None,
     ) -> tuple[Tensor, list[Statistics]]:
-        """Return the logits and, with experts, the statistics of each layer's routing.
+        """Return the states after all layers and, with experts, the statistics of routing.
 
         `counted`: nonzero where a token counts for these statistics; None = all count. `states`,
         `padding`: as of `outputs_of`.
@@ -374,7 +406,7 @@ class Decoder(DecoderSettings, nn.Module):
             input_ids, position_ids, attention_span, states=states, padding=padding
         )
         hidden, routed = self._run_layers(hidden, context._replace(counted=counted))
-        return self._score(hidden), routed
+        return hidden, routed
 
     def _begin(
         self,
@@ -446,13 +478,7 @@ class Decoder(DecoderSettings, nn.Module):
         return hidden, routed
 
     def _score(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.lm_head(self.final_norm(hidden))
-        if self._logits_scale != 1:
-            scores = scores * self._logits_scale
-        if self.final_logit_softcapping is not None:
-            scores = torch.tanh(scores / self.final_logit_softcapping)
-            scores = scores * self.final_logit_softcapping
-        return scores
+        return logits_of(self.lm_head, self.final_norm(hidden), self._head)
 
     def make_caches(self, length: int) -> list[KeyValueCache] | None:
         """Return the cache of each layer for up to `length` tokens.

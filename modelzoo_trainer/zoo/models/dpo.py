@@ -43,7 +43,7 @@ from modelzoo_trainer.zoo.models.hugging_face.policy import (
     warn_of_dropout,
 )
 from modelzoo_trainer.zoo.models.inner_decoder import decoder_of
-from modelzoo_trainer.zoo.models.language_loss import counted_labels, num_counted, token_losses
+from modelzoo_trainer.zoo.models.language_loss import counted_labels, num_counted
 from modelzoo_trainer.zoo.models.parametrization import LrAdjustmentGroup
 
 LossType = Literal["sigmoid", "hinge", "ipo", "dpop"]
@@ -330,7 +330,7 @@ class Dpo(nn.Module):
         return self._log_probs(self.ref_model, rows)
 
     def _log_probs(self, model: Policy, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        losses = token_losses(model.logits(rows["input_ids"]), rows["labels"])
+        losses = model.label_losses(rows["input_ids"], rows["labels"])
         mask = counted_labels(rows["labels"], rows["attention_mask"])
         # A product would keep non-finite values where the mask is 0.
         sums = (losses * mask).where(mask != 0, 0.0).sum(dim=1)

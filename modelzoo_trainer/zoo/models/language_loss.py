@@ -40,10 +40,28 @@ def language_loss(
     if loss_scaling == "num_tokens" and attention_mask is None:
         return mean_loss(logits, labels)
     losses = _masked(token_losses(logits, labels).flatten(), attention_mask)
+    return reduced_loss(
+        losses.sum(), labels, attention_mask, loss_scaling=loss_scaling, loss_weight=loss_weight
+    )
+
+
+def reduced_loss(
+    total: Tensor,
+    labels: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    loss_scaling: LossScaling = "num_tokens",
+    loss_weight: float = 1.0,
+) -> tuple[Tensor, Tensor | int]:
+    """Return the loss and the number of items, as `language_loss`, from the weighted sum.
+
+    Shapes:
+        total: (), floating. labels, attention_mask: (B, T) integer.
+    """
     if loss_scaling == "batch_size":
-        return losses.sum() * (loss_weight / labels.shape[0]), labels.shape[0]
+        return total * (loss_weight / labels.shape[0]), labels.shape[0]
     num_tokens = sum_of_weights(labels, attention_mask)
-    return losses.sum() / num_tokens.clamp(min=1), num_tokens
+    return total / num_tokens.clamp(min=1), num_tokens
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,9 +157,19 @@ def token_accuracy(logits: Tensor, labels: Tensor, attention_mask: Tensor | None
     Shapes:
         logits: (..., V). labels, attention_mask: (...). Returns: (), float32.
     """
-    hits = (logits.argmax(dim=-1) == labels).flatten().float()  # never of a label of -100
+    hits = logits.argmax(dim=-1) == labels  # never of a label of -100
+    return share_of_hits(hits, labels, attention_mask)
+
+
+def share_of_hits(hits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Return the fraction of labels, by weight, that are hits.
+
+    Shapes:
+        hits: bool, as labels and attention_mask. Returns: (), float32.
+    """
     num_tokens = sum_of_weights(labels, attention_mask)
-    return _masked(hits, attention_mask).sum() / num_tokens.clamp(min=1)
+    total = _masked(hits.flatten().float(), attention_mask).sum()
+    return total / num_tokens.clamp(min=1)
 
 
 def _masked(values: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -75,8 +75,12 @@ def test_the_output_has_loss_logits_and_the_number_of_tokens(
 ) -> None:
     model = make(kind, **changes)
 
+    alone = model(batch_of())
+    model.requested_outputs = ("logits",)
     outputs = model(batch_of())
 
+    assert sorted(alone) == ["loss", "num_items"]
+    torch.testing.assert_close(alone["loss"], outputs["loss"], rtol=1e-6, atol=0)
     assert outputs["loss"].shape == ()
     assert outputs["loss"].dtype == torch.float32
     assert outputs["logits"].shape == (3, LENGTH, VOCAB)
@@ -187,8 +191,11 @@ def test_the_mask_decides_what_counts_for_the_loss_and_not_what_is_attended_to()
     mask = torch.zeros(2, LENGTH, dtype=torch.int32)
     mask[:, 5:9] = 1
 
+    alone = model({**batch, "attention_mask": mask})
+    model.requested_outputs = ("logits",)
     outputs = model({**batch, "attention_mask": mask})
 
+    torch.testing.assert_close(alone["loss"], outputs["loss"], rtol=1e-6, atol=0)
     logits = model.logits(batch["input_ids"])
     expected = functional.cross_entropy(
         logits[:, 5:9].reshape(-1, VOCAB), batch["labels"][:, 5:9].reshape(-1).long()
@@ -255,8 +262,12 @@ def test_bfloat16_autocast_gives_a_float32_loss() -> None:
     model = make(**LLAMA)
 
     with torch.autocast("cpu", torch.bfloat16):
+        alone = model(batch_of())
+        model.requested_outputs = ("logits",)
         outputs = model(batch_of())
 
+    assert alone["loss"].dtype == torch.float32
+    torch.testing.assert_close(alone["loss"], outputs["loss"], rtol=1e-4, atol=0)
     assert outputs["logits"].dtype == torch.bfloat16
     assert outputs["loss"].dtype == torch.float32
 

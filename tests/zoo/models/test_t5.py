@@ -96,7 +96,9 @@ def test_loss_and_logits_of_the_transformer_follow_the_formulas() -> None:
 
 
 def losses_of(model: T5, batch: dict[str, Tensor]) -> Tensor:
+    model.requested_outputs = ("logits",)
     logits = model(batch)["logits"]
+    model.requested_outputs = None
     return functional.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
 
 
@@ -144,6 +146,7 @@ def test_every_scaling_of_the_loss_follows_its_formula(caplog) -> None:
 def test_label_smoothing_is_of_training_only() -> None:
     smooth, plain = (make("t5", label_smoothing=rate, **NO_DROPOUT) for rate in (0.1, 0.0))
     batch = batch_of()
+    plain.requested_outputs = ("logits",)
     logs = plain(batch)["logits"].log_softmax(-1)
     uniform = -(logs.mean(-1) * batch["decoder_attention_mask"]).sum() / 4
     expected = 0.9 * plain(batch)["loss"] + 0.1 * uniform

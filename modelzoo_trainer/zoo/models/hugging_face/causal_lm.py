@@ -29,14 +29,25 @@ from modelzoo_trainer.zoo.models.hugging_face.attention import (
 from modelzoo_trainer.zoo.models.hugging_face.batches import check_tokens, is_planned
 from modelzoo_trainer.zoo.models.hugging_face.building import CAUSAL, check_settings
 from modelzoo_trainer.zoo.models.hugging_face.generating import TokensSoFar, cache_name
+from modelzoo_trainer.zoo.models.hugging_face.head import parts_of
 from modelzoo_trainer.zoo.models.hugging_face.lengths import limit_of, longest_sequence
 from modelzoo_trainer.zoo.models.hugging_face.settings import HfSettings, InitDevice
 from modelzoo_trainer.zoo.models.hugging_face.wrapper import TransformersModel
+from modelzoo_trainer.zoo.models.language_head import (
+    LOGITS,
+    WithOptionalLogits,
+    losses_of,
+    score,
+)
 from modelzoo_trainer.zoo.models.language_loss import (
     LossScaling,
+    counted_labels,
     language_loss,
     num_counted,
+    reduced_loss,
+    share_of_hits,
     token_accuracy,
+    token_losses,
     validation_means,
 )
 from modelzoo_trainer.zoo.models.masks import POSITIONS_KEY, SPAN_KEY
@@ -46,7 +57,7 @@ _NO_LIMIT: Final = 2**31 - 1
 _OF_THE_LOSS: Final = ("shift_labels", "loss_scaling", "compute_eval_metrics")
 
 
-class HfCausalLm(TransformersModel):
+class HfCausalLm(WithOptionalLogits, TransformersModel):
     """A language model of `transformers`, from a folder, the Hub, or settings.
 
     It takes the batches of the decoders here, or with `shift_labels` the batches of the collators
@@ -149,7 +160,7 @@ class HfCausalLm(TransformersModel):
         return longest_sequence(self.config) or _NO_LIMIT
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the loss, the logits and the number of items that the loss is averaged over.
+        """Return the loss and the number of items that it is averaged over.
 
         Args:
             batch: `input_ids`, `labels` and, if some positions do not count for the loss,
@@ -161,8 +172,9 @@ class HfCausalLm(TransformersModel):
                 which predicts none; or `position_ids` that begin again with each document.
 
         Returns:
-            `loss`, `logits`, `num_items`; in eval mode also `accuracy`, from which and from the
-            loss `ModelEvalMetrics` also logs `lm_perplexity`.
+            `loss`, `num_items`; `logits` where they are requested, see `WithOptionalLogits`, and
+            of architectures that are called as a whole; in eval mode also `accuracy`, from which
+            and from the loss `ModelEvalMetrics` also logs `lm_perplexity`.
 
         Shapes:
             In batch: (B, T) integer. loss, accuracy: (), float32. logits: (B, T, V).
@@ -182,17 +194,57 @@ class HfCausalLm(TransformersModel):
                     f"{key!r}. Use another data processor, or name: hf_model."
                 )
         given = self._shifted(batch) if self.shift_labels else self._next_tokens(batch)
-        output = self._call(batch["input_ids"], **given)
         labels, weights = self._targets(batch)
+        parts = None if self.wants_logits else parts_of(self.model)
+        if parts is None:
+            return self._outputs_of_all(batch["input_ids"], given, labels, weights)
+        has_metrics = self.compute_eval_metrics and not self.training
+        scored = score(
+            parts.head,
+            self._call(batch["input_ids"], body=parts.body, **given)[0],
+            labels,
+            counted_labels(labels, weights),
+            parts.settings,
+            wants_hits=has_metrics,
+        )
+        loss, num_items = reduced_loss(
+            scored.total, labels, weights, loss_scaling=self.loss_scaling
+        )
+        outputs = {"loss": loss, "num_items": num_items}
+        if scored.hits is not None:
+            outputs["accuracy"] = share_of_hits(scored.hits, labels, weights)
+        return outputs
+
+    def _outputs_of_all(
+        self,
+        input_ids: Tensor,
+        given: Mapping[str, Any],
+        labels: Tensor,
+        weights: Tensor | None,
+    ) -> dict[str, Any]:
+        """Return the outputs with the logits, from a call of the whole model."""
+        output = self._call(input_ids, **given)
         loss, num_items = language_loss(
             output.logits, labels, weights, loss_scaling=self.loss_scaling
         )
         if getattr(output, "aux_loss", None) is not None:
             loss = loss + self.config.router_aux_loss_coef * output.aux_loss
-        outputs = {"loss": loss, "logits": output.logits, "num_items": num_items}
+        outputs = {"loss": loss, LOGITS: output.logits, "num_items": num_items}
         if self.compute_eval_metrics and not self.training:
             outputs["accuracy"] = token_accuracy(output.logits, labels, weights)
         return outputs
+
+    def label_losses(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross entropy of each label, 0 where it is -100, without the logits of all.
+
+        Shapes:
+            input_ids, labels: (B, T) integer. Returns: (B, T), float32.
+        """
+        parts = parts_of(self.model)
+        if parts is None:
+            return token_losses(self.logits(input_ids), labels)
+        hidden = self._call(input_ids, body=parts.body)[0]
+        return losses_of(parts.head, hidden, labels, parts.settings)
 
     def validation_means(
         self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]
@@ -308,8 +360,9 @@ class HfCausalLm(TransformersModel):
         attention_span: Tensor | None = None,
         padding: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        body: Any = None,
     ) -> Any:
-        """Call the model of `transformers`; `attention_mask`: as it takes it."""
+        """Call the model of `transformers`, or its body; `attention_mask`: as it takes it."""
         given: dict[str, Any] = {"input_ids": input_ids.long(), "use_cache": False}
         if position_ids is not None:
             given["position_ids"] = position_ids.long()
@@ -325,7 +378,7 @@ class HfCausalLm(TransformersModel):
             )
         if attention_mask is not None:
             given["attention_mask"] = attention_mask
-        return self.model(**given)
+        return (self.model if body is None else body)(**given)
 
     def make_caches(self, length: int) -> list[Any] | None:
         """Return what a model of `transformers` keeps of the tokens; None if it keeps nothing."""

@@ -183,7 +183,7 @@ class Llava(ImageTextModel):
             yield from self.projector.initial_steps()
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the loss, the logits and the number of items that the loss is averaged over.
+        """Return the loss and the number of items that it is averaged over.
 
         Args:
             batch: `image_data`, an image for each row; `text_input_ids`, with placeholders where
@@ -194,7 +194,8 @@ class Llava(ImageTextModel):
                 `position_ids`, as of the decoders.
 
         Returns:
-            `loss`, `logits`, `num_items`; in eval mode also `accuracy`; as of the decoders.
+            `loss`, `num_items`; `logits` where they are requested; in eval mode also `accuracy`;
+            as of the decoders.
 
         Shapes:
             image_data: (B, C, height, width) floating. img_start_idx: (B,) or (B, 1) integer. All

@@ -215,7 +215,7 @@ class MultimodalSimple(ImageTextModel):
         yield from self.image_model.initial_steps()
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the loss, the logits and the number of items that the loss is averaged over.
+        """Return the loss and the number of items that it is averaged over.
 
         Args:
             batch: `image_data`, the images of each row; `image_data_loc`, the position of each
@@ -225,7 +225,8 @@ class MultimodalSimple(ImageTextModel):
                 sees; `attention_span` and `position_ids`, as of the decoders.
 
         Returns:
-            `loss`, `logits`, `num_items`; in eval mode also `accuracy`; as of the decoders.
+            `loss`, `num_items`; `logits` where they are requested; in eval mode also `accuracy`;
+            as of the decoders.
 
         Shapes:
             image_data: (B, I, C, height, width) floating. image_data_loc: (B, I, P) integer. All

@@ -72,6 +72,8 @@ class TextModelPart:
 class ImageTextModel(nn.Module):
     """A decoder that sees images; a class adds what makes features of them."""
 
+    optional_outputs: ClassVar[tuple[str, ...]] = Decoder.optional_outputs
+    """Outputs that are computed on request."""
     model_arguments: ClassVar[tuple[str, ...]] = (_TEXT_MODEL,)
     """Arguments that are settings of a model, which a file has checked line by line."""
 
@@ -86,6 +88,15 @@ class ImageTextModel(nn.Module):
     def max_position_embeddings(self) -> int:
         """Largest number of positions in a row, including images."""
         return self.text_model.max_position_embeddings
+
+    @property
+    def requested_outputs(self) -> tuple[str, ...] | None:
+        """The outputs that are computed on request; see `WithOptionalLogits`."""
+        return self.text_model.requested_outputs
+
+    @requested_outputs.setter
+    def requested_outputs(self, names: tuple[str, ...] | None) -> None:
+        self.text_model.requested_outputs = names
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.zoo.models.language_loss import label_weights, num_counted, token_losses
+from modelzoo_trainer.zoo.models.head_loss import HeadSettings
+from modelzoo_trainer.zoo.models.language_head import (
+    LOGITS,
+    Scored,
+    WithOptionalLogits,
+    score,
+)
+from modelzoo_trainer.zoo.models.language_loss import label_weights, num_counted
 from modelzoo_trainer.zoo.models.masks import hidden_padding
 from modelzoo_trainer.zoo.models.parametrization import LrAdjustmentGroup
 from modelzoo_trainer.zoo.models.t5.engines import published_name, stack_tensor_plan
@@ -38,7 +45,7 @@ _TARGET_MASK: Final = "decoder_attention_mask"
 _WEIGHT: Final = "loss_weight"
 
 
-class T5(T5Settings, nn.Module):
+class T5(WithOptionalLogits, T5Settings, nn.Module):
     """An encoder-decoder model: T5, or with other settings the Transformer."""
 
     published_name = staticmethod(published_name)
@@ -98,7 +105,7 @@ class T5(T5Settings, nn.Module):
             yield self.lm_head, partial(draw, self.lm_head, lm_head_initializer(self))
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the loss, the logits and the number of items that the loss is averaged over.
+        """Return the loss and the number of items that it is averaged over.
 
         With c the cross entropy of a label, w = `decoder_attention_mask`, 0 where the label is
         -100, and B sequences, the loss is
@@ -114,9 +121,9 @@ class T5(T5Settings, nn.Module):
                 restrict attention; `loss_weight` for `precomputed_num_masked`.
 
         Returns:
-            `loss`, `logits`, `num_items`; in eval mode also `accuracy_lm` and `lm_loss` (the mean
-            cross entropy of labels that count), from which `ModelEvalMetrics` also logs
-            `perplexity_lm`.
+            `loss`, `num_items`; `logits` where they are requested; in eval mode also `accuracy_lm`
+            and `lm_loss` (the mean cross entropy of labels that count), from which
+            `ModelEvalMetrics` also logs `perplexity_lm`.
 
         Shapes:
             input_ids, attention_mask: (B, S). decoder_input_ids, decoder_attention_mask, labels:
@@ -135,19 +142,26 @@ class T5(T5Settings, nn.Module):
         sources = self.encoder(self.token_embeddings(batch["input_ids"]), padding)
         embedded = self._of_targets(batch["decoder_input_ids"])
         hidden = self.decoder(embedded, None, sources, padding)
-        if self._logits_scale != 1:
-            hidden = hidden * self._logits_scale
-        logits = self.lm_head(hidden)
         labels, weights = batch["labels"], label_weights(batch, _TARGET_MASK)
-        smoothing = self.label_smoothing if self.training else 0.0
-        losses = token_losses(logits, labels, label_smoothing=smoothing)
-        loss, num_items = self._reduced(losses, weights, batch.get(_WEIGHT))
-        outputs: dict[str, Any] = {"loss": loss, "logits": logits, "num_items": num_items}
-        if self.compute_eval_metrics and not self.training:
-            counted = weights.sum().clamp(min=1)
-            hits = (logits.argmax(dim=-1) == labels) * weights
-            outputs["accuracy_lm"] = hits.sum() / counted
-            outputs["lm_loss"] = (losses.detach() * weights).sum() / counted
+        of_sequences = None
+        if self.mlm_loss_scaling == "precomputed_num_masked":
+            of_sequences = batch.get(_WEIGHT)
+        has_metrics = self.compute_eval_metrics and not self.training
+        score_by = partial(score, self.lm_head, hidden, labels, wants_hits=has_metrics)
+        head = HeadSettings(self._logits_scale)
+        if self.training:
+            head = head._replace(label_smoothing=self.label_smoothing)
+        factors = weights if of_sequences is None else weights * of_sequences.float()
+        scored = score_by(factors, head, wants_logits=self.wants_logits)
+        loss, num_items = self._reduced(scored.total, weights, has_factors=of_sequences is not None)
+        outputs: dict[str, Any] = {"loss": loss, "num_items": num_items}
+        if scored.logits is not None:
+            outputs[LOGITS] = scored.logits
+        if has_metrics:
+            if of_sequences is not None:  # does not count for the metrics
+                with torch.no_grad():
+                    scored = score_by(weights, head)
+            outputs |= _metrics(scored, weights)
         return outputs
 
     def count_labels(self, batch: Mapping[str, Any]) -> Tensor | None:
@@ -168,15 +182,13 @@ class T5(T5Settings, nn.Module):
         }
 
     def _reduced(
-        self, losses: Tensor, weights: Tensor, of_sequences: Tensor | None
+        self, total: Tensor, weights: Tensor, *, has_factors: bool
     ) -> tuple[Tensor, Tensor | int]:
-        num = losses.shape[0]
+        num = weights.shape[0]
         if self.mlm_loss_scaling == "num_masked":
             num_labels = weights.sum()
-            return (losses * weights).sum() / num_labels.clamp(min=1), num_labels
-        if self.mlm_loss_scaling == "precomputed_num_masked" and of_sequences is not None:
-            return (losses * weights * of_sequences.float()).sum() / num, num
-        return (losses * weights).sum() * (self.lm_loss_weight / num), num
+            return total / num_labels.clamp(min=1), num_labels
+        return total / num if has_factors else total * (self.lm_loss_weight / num), num
 
     def _check_batch(self, batch: Mapping[str, Tensor]) -> None:
         if lacks := [key for key in _NEEDED if key not in batch]:
@@ -236,3 +248,12 @@ class T5(T5Settings, nn.Module):
                 "processor to have it.",
                 self.lm_loss_weight,
             )
+
+
+def _metrics(scored: Scored, weights: Tensor) -> dict[str, Tensor]:
+    counted = weights.sum().clamp(min=1)
+    assert scored.hits is not None
+    return {
+        "accuracy_lm": (scored.hits * weights).sum() / counted,
+        "lm_loss": (scored.losses * weights).sum() / counted,
+    }
