@@ -54,5 +54,6 @@ class OutputShards:
 
 
 def _waited(values: Tensor) -> Tensor:
-    is_pending = isinstance(values, collectives.AsyncCollectiveTensor)
-    return values.wait() if is_pending else values
+    if isinstance(values, collectives.AsyncCollectiveTensor):
+        return values.wait()
+    return values

@@ -27,7 +27,7 @@ from modelzoo_trainer.zoo.models.decoder_layers import DecoderLayer, reset_plain
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.zoo.models.feed_forward import GATED, make_norm
 from modelzoo_trainer.zoo.models.generation import draw_next, extend_tokens
-from modelzoo_trainer.zoo.models.head_loss import HeadSettings
+from modelzoo_trainer.zoo.models.head_chunks import HeadSettings
 from modelzoo_trainer.zoo.models.initializers import Initializer
 from modelzoo_trainer.zoo.models.kv_cache import KeyValueCache
 from modelzoo_trainer.zoo.models.language_head import (

@@ -11,13 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from modelzoo_trainer.zoo.models.head_loss import (
-    HeadInputs,
-    HeadSettings,
-    OutputShards,
-    label_losses,
-    sum_of_losses,
-)
+from modelzoo_trainer.zoo.models.head_chunks import HeadInputs, HeadSettings, OutputShards
+from modelzoo_trainer.zoo.models.head_loss import label_losses, sum_of_losses
 from modelzoo_trainer.zoo.models.language_loss import counted_labels, token_losses
 
 LOGITS: Final = "logits"
@@ -134,7 +129,7 @@ def logits_of(head: nn.Module, hidden: Tensor, settings: HeadSettings) -> Tensor
 
 def is_plain(head: nn.Module) -> bool:
     """Return whether calling a head is a product with its weight, and nothing else."""
-    if type(head) is not nn.Linear or "forward" in vars(head) or _has_any_global_hook():
+    if type(head) is not nn.Linear or "forward" in vars(head) or _has_any_global_hook():  # type: ignore[no-untyped-call]
         return False
     shards = _shards(head)
     own = len(head._forward_pre_hooks) + len(head._forward_hooks)

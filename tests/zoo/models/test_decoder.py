@@ -74,10 +74,11 @@ def test_the_output_has_loss_logits_and_the_number_of_tokens(
     kind: type[Decoder], changes: dict[str, Any]
 ) -> None:
     model = make(kind, **changes)
+    batch = batch_of()
 
-    alone = model(batch_of())
+    alone = model(batch)
     model.requested_outputs = ("logits",)
-    outputs = model(batch_of())
+    outputs = model(batch)
 
     assert sorted(alone) == ["loss", "num_items"]
     torch.testing.assert_close(alone["loss"], outputs["loss"], rtol=1e-6, atol=0)
@@ -260,11 +261,12 @@ def test_a_llama_has_no_bias_anywhere() -> None:
 
 def test_bfloat16_autocast_gives_a_float32_loss() -> None:
     model = make(**LLAMA)
+    batch = batch_of()
 
     with torch.autocast("cpu", torch.bfloat16):
-        alone = model(batch_of())
+        alone = model(batch)
         model.requested_outputs = ("logits",)
-        outputs = model(batch_of())
+        outputs = model(batch)
 
     assert alone["loss"].dtype == torch.float32
     torch.testing.assert_close(alone["loss"], outputs["loss"], rtol=1e-4, atol=0)

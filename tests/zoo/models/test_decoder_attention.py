@@ -153,6 +153,7 @@ def test_products_are_divided_by_the_number_of_the_layer() -> None:
 
 def test_positions_of_the_batch_reach_learned_positions_without_spans() -> None:
     model = make()
+    model.requested_outputs = ("logits",)
     batch = {"input_ids": tokens(1, 4), "labels": tokens(1, 4)}
 
     moved = model({**batch, "position_ids": torch.tensor([[0, 5, 6, 11]])})["logits"]
@@ -256,6 +257,7 @@ def test_a_step_reads_nothing_on_the_host(changes: dict[str, Any]) -> None:
 def test_twelve_layers_are_compiled_once_for_each_kind(changes: dict[str, Any]) -> None:
     torch.compiler.reset()
     model = make(num_hidden_layers=12, hidden_size=16, **changes)
+    model.requested_outputs = ("logits",)
     batch = batch_for(changes)
     expected = model(batch)["logits"]
     counter = CompileCounter()

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import nn
 
-from modelzoo_trainer.zoo.models.head_loss import HeadSettings
+from modelzoo_trainer.zoo.models.head_chunks import HeadSettings
 from modelzoo_trainer.zoo.models.hugging_face.attention import FAMILIES, has_expert_loss
 from modelzoo_trainer.zoo.models.language_head import is_plain
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.zoo.models.head_loss import HeadSettings
+from modelzoo_trainer.zoo.models.head_chunks import HeadSettings
 from modelzoo_trainer.zoo.models.language_head import (
     LOGITS,
     Scored,
@@ -146,7 +146,7 @@ class T5(WithOptionalLogits, T5Settings, nn.Module):
         of_sequences = None
         if self.mlm_loss_scaling == "precomputed_num_masked":
             of_sequences = batch.get(_WEIGHT)
-        has_metrics = self.compute_eval_metrics and not self.training
+        has_metrics = bool(self.compute_eval_metrics) and not self.training
         score_by = partial(score, self.lm_head, hidden, labels, wants_hits=has_metrics)
         head = HeadSettings(self._logits_scale)
         if self.training:
