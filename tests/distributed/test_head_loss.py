@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tests.distributed.ranks import run_ranks
 
 NUM, WIDTH, VOCAB = 20, 8, 51  # odd: parts of the vocabulary differ in size
 SPLIT = {"parallel": {"tensor": -1}, "tensor_plan": {"lm_head": "colwise_gather"}}
-CASES = list(itertools.product((1.0, 0.3), (None, 2.0), (0.0, 0.1), (False, True)))
+CASES = [(1.0, None, 0.0, False), (0.3, 2.0, 0.1, True), (1.0, None, 0.1, True)]
 
 
 class Head(nn.Module):
