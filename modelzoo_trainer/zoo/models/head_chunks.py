@@ -30,7 +30,7 @@ class HeadSettings(NamedTuple):
     """Share of a label that is spread evenly over the vocabulary."""
 
 
-class OutputShards(Protocol):
+class VocabularyShards(Protocol):
     """The part of a head's outputs that this process computes; see tensor parallelism."""
 
     first: int
@@ -84,10 +84,10 @@ class Plan(NamedTuple):
     settings: HeadSettings
     dtype: torch.dtype  # of the matrix products
     wanted: Wanted
-    shards: OutputShards | None
+    shards: VocabularyShards | None
 
 
-class Found(NamedTuple):
+class ChunkResults(NamedTuple):
     """Losses, hits and gradients."""
 
     losses: Tensor  # (N,): of labels without their weights; 0 where these are 0
@@ -106,7 +106,7 @@ def chunk_size(num_tokens: int, num_outputs: int) -> int:
 
 
 @torch.no_grad()
-def sweep(inputs: HeadInputs, plan: Plan) -> Found:
+def sweep(inputs: HeadInputs, plan: Plan) -> ChunkResults:
     """Go over all chunks of tokens."""
     with _without_autocast(inputs.hidden.device.type):
         return _Sweep(inputs, plan).run()
@@ -129,7 +129,7 @@ class _Sweep:
         self.of_weight: Tensor | None = None
         self.of_bias: Tensor | None = None
 
-    def run(self) -> Found:
+    def run(self) -> ChunkResults:
         """Return what is wanted."""
         num, shards = len(self.inputs.labels), self.plan.shards
         rows = self.inputs.weight.shape[0] if shards is None else shards.num_rows
@@ -138,7 +138,7 @@ class _Sweep:
             self._add(slice(first, min(first + size, num)))
         if self.plan.wanted.hidden and shards is not None:
             self.of_hidden = shards.sum(self.of_hidden)
-        return Found(
+        return ChunkResults(
             self.losses,
             self.hits,
             self.of_hidden,
@@ -230,7 +230,7 @@ def _softmax(scores: Tensor, labels: Tensor, plan: Plan) -> _Softmax:
     return _Softmax(losses, hits, index, is_here, factor)
 
 
-def _combined(shards: OutputShards, own: tuple[Any, ...], num_here: int) -> Any:
+def _combined(shards: VocabularyShards, own: tuple[Any, ...], num_here: int) -> Any:
     """Combine the sums of all processes in one message.
 
     Returns:

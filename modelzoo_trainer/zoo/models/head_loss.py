@@ -24,8 +24,8 @@ from torch import Tensor
 from modelzoo_trainer.zoo.models.head_chunks import (
     HeadInputs,
     HeadSettings,
-    OutputShards,
     Plan,
+    VocabularyShards,
     Wanted,
     scaled,
     sweep,
@@ -51,12 +51,12 @@ def sum_of_losses(
     settings: HeadSettings,
     *,
     wants_hits: bool = False,
-    shards: OutputShards | None = None,
+    shards: VocabularyShards | None = None,
 ) -> HeadLosses:
     """Return the weighted sum of the losses of all labels, and each of them.
 
     The softmax is computed in float32 (float64 for states of that type). Under autocast, matrix
-    products have its type, as those of a linear layer.
+    products have its type, as in a linear layer.
 
     Args:
         inputs: The states and labels; what has the weight 0 may be non-finite.
@@ -80,14 +80,14 @@ def sum_of_losses(
 
 
 def label_losses(
-    inputs: HeadInputs, settings: HeadSettings, *, shards: OutputShards | None = None
+    inputs: HeadInputs, settings: HeadSettings, *, shards: VocabularyShards | None = None
 ) -> Tensor:
     """Return the loss of each label, 0 where its weight is 0; otherwise weights do not matter.
 
     Args:
-        inputs: As of `sum_of_losses`.
+        inputs: See `sum_of_losses`.
         settings: Of the head.
-        shards: As of `sum_of_losses`.
+        shards: See `sum_of_losses`.
 
     Shapes:
         Returns: (N,), float32.
@@ -123,7 +123,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        """Multiply the gradients by that of the sum."""
+        """Multiply the gradients by the gradient of the sum."""
         factor, *_ = given
         if factor is None:
             return (None,) * 6
@@ -151,7 +151,7 @@ class _Each(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        """Compute the gradients chunk by chunk, with those of the losses as weights."""
+        """Compute the gradients chunk by chunk, with the given gradients as weights."""
         inputs = HeadInputs(*ctx.saved_tensors)
         needed = ctx.needs_input_grad[:3]
         plan = ctx.plan._replace(wanted=Wanted(*needed))

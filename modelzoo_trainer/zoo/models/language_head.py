@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from modelzoo_trainer.zoo.models.head_chunks import HeadInputs, HeadSettings, OutputShards
+from modelzoo_trainer.zoo.models.head_chunks import HeadInputs, HeadSettings, VocabularyShards
 from modelzoo_trainer.zoo.models.head_loss import label_losses, sum_of_losses
 from modelzoo_trainer.zoo.models.language_loss import counted_labels, token_losses
 
@@ -137,8 +137,8 @@ def is_plain(head: nn.Module) -> bool:
     return num == 0 if shards is None else shards.is_usable and num == shards.num_hooks
 
 
-def _shards(head: Any) -> OutputShards | None:
-    found: OutputShards | None = getattr(head, "output_shards", None)
+def _shards(head: Any) -> VocabularyShards | None:
+    found: VocabularyShards | None = getattr(head, "output_shards", None)
     return found
 
 

@@ -1,7 +1,7 @@
 """The body and the head of a language model of `transformers`, for a loss without logits.
 
-Of the families in `FAMILIES` it is tested that the head gets the first output of the body, and that
-the settings here are all that happens to its logits.
+Tests show for each family in `FAMILIES` that the head gets the first output of the body, and that
+nothing but the settings here happens to its logits.
 """
 
 from __future__ import annotations
