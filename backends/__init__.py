@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from .errors import BackendError, BackendUnavailable, HostReadError, is_too_large
     from .grouped_products import grouped_linear, moved_rows
+    from .operators import define_operator
     from .parallel.collectives import collective_of
     from .parallel.context import ContextParallel
     from .parallel.fake_world import fake_world, fake_world_backend, is_for_real
@@ -72,6 +73,7 @@ _HOMES = {
     ),
     "errors": ("BackendError", "BackendUnavailable", "HostReadError", "is_too_large"),
     "grouped_products": ("grouped_linear", "moved_rows"),
+    "operators": ("define_operator",),
     "parallel.collectives": ("collective_of",),
     "parallel.context": ("ContextParallel",),
     "parallel.fake_world": ("fake_world_backend", "is_for_real", "fake_world"),
@@ -112,6 +114,7 @@ __all__ = [
     "World",
     "backend_names",
     "collective_of",
+    "define_operator",
     "device_name",
     "fake_world",
     "fake_world_backend",

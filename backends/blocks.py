@@ -16,6 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 from .errors import BackendError, check_choice, check_flag, suggest
+from .operators import NAMESPACE
 
 
 def find_blocks(model: Module, names: Collection[str] | None, option: str) -> list[Module]:
@@ -123,7 +124,7 @@ _MATRIX_PRODUCTS: Final = frozenset(
 )
 _NAMESPACES: Final = ("aten", "modelzoo_trainer")  # the latter: grouped_products.py
 _ATTENTION: Final = "_scaled_dot_product"
-_OWN_ATTENTION: Final = "modelzoo_trainer::attend"  # drops the same weights for the same input
+_OWN_ATTENTION: Final = f"{NAMESPACE}::attend"  # drops the same weights for the same input
 _COLLECTIVES: Final = "_c10d_functional"
 
 

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from modelzoo_trainer.base.devices import define_operator
 from modelzoo_trainer.zoo.models.autocast import without_autocast
 from modelzoo_trainer.zoo.models.visible import (
     Tile,
@@ -72,7 +72,7 @@ def attend_by_blocks(
     seed = None
     if dropout > 0:  # only this number is drawn; the operation derives the others from it
         seed = torch.randint(-(1 << 31), 1 << 31, (1,), dtype=torch.int32, device=queries.device)
-    output: Tensor = torch.ops.modelzoo_trainer.attend(
+    output: Tensor = _ATTEND(
         queries,
         keys,
         values,
@@ -250,8 +250,7 @@ def _gradients(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Any
     if gradient is None:
         return (None,) * 10
     trains_bias = ctx.needs_input_grad[6]
-    own = torch.ops.modelzoo_trainer.attend_backward
-    found = own(gradient, *ctx.saved_tensors, rule, scoring, trains_bias)
+    found = _ATTEND_BACKWARD(gradient, *ctx.saved_tensors, rule, scoring, trains_bias)
     of_bias = found[3] if trains_bias else None
     return (*found[:3], None, None, None, of_bias, None, None, None)
 
@@ -265,29 +264,6 @@ def _exact(run: Callable[..., _Found]) -> Callable[..., _Found]:
             return run(first, *others)
 
     return exact
-
-
-_INPUTS: Final = (
-    "Tensor queries, Tensor keys, Tensor values, Tensor? after, Tensor? before, Tensor? padding, "
-    "Tensor? bias, Tensor? seed, int[] rule, float[] scoring"
-)
-# `torch.library.custom_op` would import torch's compiler with the first call, for seconds.
-_TORCH_LIBRARY: Final[Any] = torch.library  # untyped in torch
-_LIBRARY: Final[Any] = _TORCH_LIBRARY.Library("modelzoo_trainer", "FRAGMENT")
-_LIBRARY.define(f"attend({_INPUTS}) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    f"attend_backward(Tensor gradient, Tensor output, Tensor sums, {_INPUTS}, bool trains_bias) "
-    "-> (Tensor, Tensor, Tensor, Tensor)"
-)
-for _name, _run, _fake in (
-    ("attend", _attend, _shapes),
-    ("attend_backward", _attend_backward, _shapes_backward),
-):
-    _LIBRARY.impl(_name, _exact(_run), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"modelzoo_trainer::{_name}", _fake, lib=_LIBRARY)
-torch.library.register_autograd(
-    "modelzoo_trainer::attend", _gradients, setup_context=_keep, lib=_LIBRARY
-)
 
 
 def _num_scores(queries: Any, keys: Any, rule: Sequence[int]) -> int:
@@ -304,15 +280,34 @@ def _num_scores(queries: Any, keys: Any, rule: Sequence[int]) -> int:
     )
 
 
-@register_flop_formula(torch.ops.modelzoo_trainer.attend)
 def _flops(queries: Any, keys: Any, values: Any, *given: Any, **_: Any) -> int:
     return 2 * _num_scores(queries, keys, given[5]) * int(queries[-1] + values[-1])
 
 
-@register_flop_formula(torch.ops.modelzoo_trainer.attend_backward)
 def _flops_backward(_: Any, __: Any, ___: Any, *given: Any, **____: Any) -> int:
     queries, keys, values = given[:3]
     return 2 * _num_scores(queries, keys, given[8]) * int(3 * queries[-1] + 2 * values[-1])
+
+
+_INPUTS: Final = (
+    "Tensor queries, Tensor keys, Tensor values, Tensor? after, Tensor? before, Tensor? padding, "
+    "Tensor? bias, Tensor? seed, int[] rule, float[] scoring"
+)
+_ATTEND: Final = define_operator(
+    f"attend({_INPUTS}) -> (Tensor, Tensor)",
+    _exact(_attend),
+    _shapes,
+    flops=_flops,
+    keep=_keep,
+    backward=_gradients,
+)
+_ATTEND_BACKWARD: Final = define_operator(
+    f"attend_backward(Tensor gradient, Tensor output, Tensor sums, {_INPUTS}, bool trains_bias) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _exact(_attend_backward),
+    _shapes_backward,
+    flops=_flops_backward,
+)
 
 
 class _Blocks:
