@@ -122,7 +122,7 @@ _MATRIX_PRODUCTS: Final = frozenset(
         *("_grouped_mm", "grouped_linear"),
     }
 )
-_NAMESPACES: Final = ("aten", "modelzoo_trainer")  # the latter: grouped_products.py
+_NAMESPACES: Final = ("aten", NAMESPACE)
 _ATTENTION: Final = "_scaled_dot_product"
 _OWN_ATTENTION: Final = f"{NAMESPACE}::attend"  # drops the same weights for the same input
 _COLLECTIVES: Final = "_c10d_functional"

@@ -17,13 +17,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.flop_counter import register_flop_formula
+
+from .operators import define_operator
 
 _KERNEL_ARCHITECTURES: Final = (9, 10)  # the others' version of the kernel reads the group sizes
 _KERNEL_ALIGNMENT: Final = 8  # elements of bfloat16
 
 
-@torch.library.custom_op("modelzoo_trainer::grouped_linear", mutates_args=())
 def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Return y_n = W_g x_n, where g is the group of row n.
 
@@ -35,6 +35,11 @@ def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     Shapes:
         rows: (N, I). weights: (G, O, I). ends: (G,), int32. Returns: (N, O).
     """
+    found: Tensor = _LINEAR(rows, weights, ends)
+    return found
+
+
+def _linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     if _is_on_host(rows):
         return _linear_by_loop(rows, weights, ends)
     if _has_kernel(rows, weights.shape[1:]):
@@ -46,7 +51,6 @@ def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return blocks.to_rows(blocks.of(rows) @ weights[blocks.groups].transpose(1, 2))
 
 
-@torch.library.custom_op("modelzoo_trainer::grouped_outer", mutates_args=())
 def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """Return the sums of the outer products of the rows of each group; 0 for an empty one.
 
@@ -55,6 +59,11 @@ def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     Shapes:
         left: (N, O). right: (N, I). ends: (G,), int32. Returns: (G, O, I).
     """
+    found: Tensor = _OUTER(left, right, ends)
+    return found
+
+
+def _outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     if _is_on_host(left):
         return _outer_by_loop(left, right, ends)
     if _has_kernel(left, (left.shape[1], right.shape[1])):
@@ -70,7 +79,6 @@ def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     return sums.view(len(ends), *products.shape[1:])
 
 
-@torch.library.custom_op("modelzoo_trainer::moved_rows", mutates_args=())
 def moved_rows(rows: Tensor, places: Tensor, origins: Tensor, num_copies: int) -> Tensor:
     """Return copies of rows in another order: copy i of the result is copy places[i] of the rows.
 
@@ -86,24 +94,26 @@ def moved_rows(rows: Tensor, places: Tensor, origins: Tensor, num_copies: int) -
     Shapes:
         rows: (N / num_copies, I). places, origins: (N,), int64. Returns: (N, I).
     """
+    found: Tensor = _MOVED(rows, places, origins, num_copies)
+    return found
+
+
+def _moved(rows: Tensor, places: Tensor, origins: Tensor, num_copies: int) -> Tensor:
     return rows.index_select(0, places if num_copies == 1 else places // num_copies)
 
 
 # ---- shapes, gradients and operations
 
 
-@grouped_linear.register_fake
-def _(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def _linear_shape(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return rows.new_empty(rows.shape[0], weights.shape[1])
 
 
-@grouped_outer.register_fake
-def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+def _outer_shape(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     return left.new_empty(ends.shape[0], left.shape[1], right.shape[1])
 
 
-@moved_rows.register_fake
-def _(rows: Tensor, places: Tensor, origins: Tensor, num_copies: int) -> Tensor:
+def _moved_shape(rows: Tensor, places: Tensor, origins: Tensor, num_copies: int) -> Tensor:
     return rows.new_empty(places.shape[0], rows.shape[1])
 
 
@@ -144,11 +154,6 @@ def _moved_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     return found, None, None, None
 
 
-grouped_linear.register_autograd(_linear_backward, setup_context=_keep)
-grouped_outer.register_autograd(_outer_backward, setup_context=_keep)
-moved_rows.register_autograd(_moved_backward, setup_context=_keep_places)
-
-
 def _linear_flops(rows: Any, weights: Any, ends: Any, *, out_shape: Any, **_: Any) -> int:
     """Count the operations; whatever the implementation, blocks have no rows of their own."""
     return int(2 * rows[0] * weights[1] * weights[2])
@@ -158,8 +163,29 @@ def _outer_flops(left: Any, right: Any, ends: Any, *, out_shape: Any, **_: Any) 
     return int(2 * left[0] * left[1] * right[1])
 
 
-register_flop_formula(torch.ops.modelzoo_trainer.grouped_linear)(_linear_flops)
-register_flop_formula(torch.ops.modelzoo_trainer.grouped_outer)(_outer_flops)
+_LINEAR: Final = define_operator(
+    "grouped_linear(Tensor rows, Tensor weights, Tensor ends) -> Tensor",
+    _linear,
+    _linear_shape,
+    flops=_linear_flops,
+    keep=_keep,
+    backward=_linear_backward,
+)
+_OUTER: Final = define_operator(
+    "grouped_outer(Tensor left, Tensor right, Tensor ends) -> Tensor",
+    _outer,
+    _outer_shape,
+    flops=_outer_flops,
+    keep=_keep,
+    backward=_outer_backward,
+)
+_MOVED: Final = define_operator(
+    "moved_rows(Tensor rows, Tensor places, Tensor origins, int num_copies) -> Tensor",
+    _moved,
+    _moved_shape,
+    keep=_keep_places,
+    backward=_moved_backward,
+)
 
 
 # ---- implementations

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from backends import grouped_products
 from backends.blocks import checkpoint_activations
-from backends.grouped_products import grouped_linear, grouped_outer, moved_rows
+from backends.grouped_products import grouped_linear, moved_rows
 from backends.sync_guard import SyncGuard
 
 INPUTS, OUTPUTS = 8, 12
@@ -182,6 +182,10 @@ def test_the_operators_keep_torch_s_rules() -> None:
     rows, weights = operands([3, 0, 5])
     ends, places = ends_of([3, 0, 5]), torch.randperm(8)
 
-    torch.library.opcheck(grouped_linear, (rows, weights, ends))
-    torch.library.opcheck(grouped_outer, (torch.randn(8, OUTPUTS), rows, ends))
-    torch.library.opcheck(moved_rows, (rows, places, places.argsort(), 1))
+    torch.library.opcheck(torch.ops.modelzoo_trainer.grouped_linear, (rows, weights, ends))
+    torch.library.opcheck(
+        torch.ops.modelzoo_trainer.grouped_outer, (torch.randn(8, OUTPUTS), rows, ends)
+    )
+    torch.library.opcheck(
+        torch.ops.modelzoo_trainer.moved_rows, (rows, places, places.argsort(), 1)
+    )

@@ -473,3 +473,12 @@ def test_recomputed_attention_has_the_same_bits(mode: Any, dropout: float) -> No
 
     for ours, theirs in zip(run(recomputes=True), run(recomputes=False), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"dropout": 0.3}])
+def test_the_operation_is_what_torch_expects_of_one(options: dict[str, Any]) -> None:
+    queries = states(4)[0].requires_grad_()
+    arguments = operands(queries, {"window": 3, "after": SPANS}, options)
+    arguments[:3] = [queries, *states(4)[1:]]
+
+    torch.library.opcheck(torch.ops.modelzoo_trainer.attend, tuple(arguments))
