@@ -126,6 +126,8 @@ _NAMESPACES: Final = ("aten", NAMESPACE)
 _ATTENTION: Final = "_scaled_dot_product"
 _OWN_ATTENTION: Final = f"{NAMESPACE}::attend"  # drops the same weights for the same input
 _COLLECTIVES: Final = "_c10d_functional"
+# What an all-gather returns is large, and other ranks have it; waiting returns its input.
+_RECOMPUTED_COLLECTIVES: Final = ("all_gather", "wait")
 
 
 def checkpoint_activations(
@@ -137,7 +139,8 @@ def checkpoint_activations(
     parameter names are unchanged. Call before the model is compiled or sharded.
 
     "full" recomputes whole blocks; "selective" everything but matrix products, attention and
-    collectives. Attention with dropout is recomputed, so that later random numbers are the same.
+    collectives that reduce. Attention with dropout is recomputed, so that later random numbers are
+    the same.
     `blocks`: class names, as in `find_blocks`. The model is changed in place.
 
     Raises:
@@ -185,7 +188,8 @@ def _decide(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Decide whether to keep the result of an operation."""
     name = op.name().partition("::")[2].partition(".")[0]
     is_product = op.namespace in _NAMESPACES and name in _MATRIX_PRODUCTS
-    if op.namespace == _COLLECTIVES or is_product or op.name() == _OWN_ATTENTION:
+    is_kept = op.namespace == _COLLECTIVES and not name.startswith(_RECOMPUTED_COLLECTIVES)
+    if is_kept or is_product or op.name() == _OWN_ATTENTION:
         return CheckpointPolicy.MUST_SAVE
     if name.startswith(_ATTENTION) and not _draws(op, args, kwargs):
         return CheckpointPolicy.MUST_SAVE

@@ -73,7 +73,9 @@ def parallelize(
     if (is_sharded or sizes.tensor > 1) and not is_deferred:
         _broadcast(model)
     if sizes.tensor > 1:
-        split_layers(model, settings.tensor_plan, mesh["tensor"])
+        split_layers(
+            model, settings.tensor_plan, mesh["tensor"], positions=settings.sequence_parallel
+        )
     if compile is not None:
         compile_model(model, compile)
     if is_sharded:

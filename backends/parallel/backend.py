@@ -49,6 +49,8 @@ class ParallelBackend(Backend):
         sharding: Options for sharding, see `ParallelSettings`.
         tensor_plan: How modules are split along `tensor`, by patterns of their names; None = the
             model's `tensor_plan`.
+        sequence_parallel: Whether the states between the layers that `tensor` splits are split by
+            positions: norms, dropout and residual additions compute on a part of the positions.
         find_unused_parameters: Whether some steps leave parameters without a gradient; costs a
             graph traversal per step. For replicated models.
         timeout: Timeout of collectives in seconds, > 0.
@@ -71,6 +73,7 @@ class ParallelBackend(Backend):
         parallel: Mapping[str, Any] | None = None,
         sharding: Mapping[str, Any] | None = None,
         tensor_plan: Mapping[str, str] | None = None,
+        sequence_parallel: bool = False,
         find_unused_parameters: bool = False,
         timeout: float = TIMEOUT_S,
         **options: Any,
@@ -80,6 +83,7 @@ class ParallelBackend(Backend):
                 "parallel": parallel,
                 "sharding": sharding,
                 "tensor_plan": tensor_plan,
+                "sequence_parallel": sequence_parallel,
                 "find_unused_parameters": find_unused_parameters,
             }
         )

@@ -108,6 +108,8 @@ class ParallelSettings:
             again for the backward pass.
         meta_init: Build the model on `meta` and initialize weights after sharding.
         tensor_plan: Pattern of module names to how these are split; None = the model's own.
+        sequence_parallel: Whether states between the layers that `tensor` splits are split by
+            positions.
         find_unused_parameters: Whether some steps leave parameters without a gradient.
 
     Raises:
@@ -118,6 +120,7 @@ class ParallelSettings:
         "parallel",
         "sharding",
         "tensor_plan",
+        "sequence_parallel",
         "find_unused_parameters",
     )
 
@@ -131,6 +134,7 @@ class ParallelSettings:
     reshard_after_forward: bool = True
     meta_init: bool = False
     tensor_plan: Mapping[str, str] | None = None
+    sequence_parallel: bool = False
     find_unused_parameters: bool = False
 
     def __post_init__(self) -> None:
@@ -169,9 +173,8 @@ class ParallelSettings:
         for key, value in sharding.items():
             found[key] = _sharding_value(key, value)
         found["tensor_plan"] = _plan(options.get("tensor_plan"))
-        found["find_unused_parameters"] = check_flag(
-            "find_unused_parameters", options.get("find_unused_parameters", False)
-        )
+        for flag in ("sequence_parallel", "find_unused_parameters"):
+            found[flag] = check_flag(flag, options.get(flag, False))
         settings = cls(**found)
         settings._check_use()
         return settings
@@ -188,6 +191,11 @@ class ParallelSettings:
             raise BackendError(
                 "backend.tensor_plan is set, but backend.parallel.tensor is 1. Set "
                 "backend.parallel.tensor, or remove backend.tensor_plan."
+            )
+        if self.sequence_parallel and self.tensor == 1:
+            raise BackendError(
+                "backend.sequence_parallel is true, but backend.parallel.tensor is 1. Set "
+                "backend.parallel.tensor, or remove backend.sequence_parallel."
             )
         if self.find_unused_parameters and (self.shard != 1 or self.tensor != 1):
             raise BackendError(

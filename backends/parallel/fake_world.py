@@ -297,6 +297,7 @@ _OPTIONS: Final = (
     "activation_checkpointing",
     "find_unused_parameters",
     "parallel",
+    "sequence_parallel",
     "sharding",
     "tensor_plan",
 )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Set
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -15,7 +13,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
-    Partial,
     Placement,
     Replicate,
     Shard,
@@ -27,12 +24,15 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter, RMSNorm, functional
+from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter, RMSNorm
 
-from ..errors import BackendError, suggest
+from ..errors import BackendError
 from ..placement import Places, parameter_places, share_parameters
 from .config import STYLES, check_style
+from .local_layers import LocalLinear, norm_own_part
 from .output_shards import ATTRIBUTE, OutputShards
+from .plans import resolve_plan, starred
+from .sequence_parallel import gathered_names, read_sequence_plan, split_positions
 
 log = logging.getLogger("modelzoo_trainer.backends.tensor_parallel")
 
@@ -46,7 +46,9 @@ _NORMS: Final = (LayerNorm, RMSNorm)
 _OWN_PART: Final = "own_part"
 
 
-def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh) -> None:
+def split_layers(
+    model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh, *, positions: bool = False
+) -> None:
     """Split the layers of a model in place; their inputs and outputs stay plain tensors.
 
     All parameters become DTensors on the mesh, as an optimizer cannot update both kinds at once.
@@ -54,7 +56,8 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
     stay shared and keep their names.
 
     The model is equal on all ranks. `plan`: patterns of module names, as in `fnmatch`, to one of
-    `STYLES`; None = the model's attribute `tensor_plan`.
+    `STYLES`; None = the model's attribute `tensor_plan`. `positions`: whether states between split
+    layers are split by positions, as the model's attribute `sequence_plan` says.
 
     Raises:
         BackendError: If there is no plan, a pattern matches no module, or a size cannot be split.
@@ -73,8 +76,10 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
     places = parameter_places(model)
     _check_shared(model, places, styles)
     norms = {model.get_submodule(name) for name, how in styles.items() if how == _OWN_PART}
+    roles = read_sequence_plan(model, styles, mesh.size()) if positions else {}
+    local = gathered_names(roles, styles)
     layers = {
-        name: _make_style(model.get_submodule(name), how)
+        name: LocalLinear(how) if name in local else _make_style(model.get_submodule(name), how)
         for name, how in styles.items()
         if how != _OWN_PART
     }
@@ -83,6 +88,7 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
         layer = model.get_submodule(name)
         if how == "colwise_gather" and isinstance(layer, Linear):
             setattr(layer, ATTRIBUTE, OutputShards(layer, mesh))
+    norms |= split_positions(model, roles, mesh)
     _replicate_others(places, mesh, norms)
     share_parameters(places)
     if dist.get_rank() == 0:
@@ -97,7 +103,7 @@ def _log_whole(model: Module, styles: Mapping[str, str]) -> None:
         num += param.numel()
         owner = name.rpartition(".")[0]
         if owner not in styles:
-            pattern = _starred(owner)
+            pattern = starred(owner)
             whole[pattern] = whole.get(pattern, 0) + param.numel()
     large = [pattern for pattern, size in whole.items() if size > _LARGE * num]
     if large:
@@ -109,35 +115,13 @@ def _log_whole(model: Module, styles: Mapping[str, str]) -> None:
         )
 
 
-def _starred(name: str) -> str:
-    """Return the pattern of a module name and of the same module in other layers."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
-
-
 def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
     """Return the style of each module in the plan, by name."""
-    modules = dict(model.named_modules())
-    found: dict[str, tuple[str, str]] = {}
     for pattern, style in plan.items():
         check_style(pattern, style)
-        kinds = _NORMS if style == _OWN_PART else _SPLIT
-        names = [name for name, module in modules.items() if isinstance(module, kinds)]
-        matching = [name for name in names if fnmatchcase(name, pattern)]
-        if not matching:
-            known = set(map(_starred, names))
-            raise BackendError(
-                f"backend.tensor_plan[{pattern!r}] ({style}) matches no "
-                f"{' or '.join(kind.__name__ for kind in kinds)} of {type(model).__name__}. "
-                f"{suggest(pattern, known)}"
-            )
-        for name in matching:
-            other, other_style = found.setdefault(name, (pattern, style))
-            if other_style != style:
-                raise BackendError(
-                    f"backend.tensor_plan: {name} matches {other!r} ({other_style}) and "
-                    f"{pattern!r} ({style}). Only one pattern may match it."
-                )
-    return {name: style for name, (_, style) in found.items()}
+    return resolve_plan(
+        model, plan, "backend.tensor_plan", lambda style: _NORMS if style == _OWN_PART else _SPLIT
+    )
 
 
 def _check_sizes(model: Module, name: str, styles: Mapping[str, str], num: int) -> None:
@@ -157,7 +141,7 @@ def _check_sizes(model: Module, name: str, styles: Mapping[str, str], num: int) 
                 raise BackendError(
                     f"backend.tensor_plan splits {name}, but its heads share the weights of "
                     f"{place}.{norm} (attention_qk_norm), so each process would get another "
-                    f"gradient. Add {_starred(f'{place}.{norm}')}: {_OWN_PART}."
+                    f"gradient. Add {starred(f'{place}.{norm}')}: {_OWN_PART}."
                 )
         head_dim = getattr(owner, "head_dim", None)
         if isinstance(head_dim, int) and size % head_dim == 0 and size // head_dim % num:
@@ -228,7 +212,7 @@ def _replicate_others(places: Places, mesh: DeviceMesh, norms: Set[Module]) -> N
         owners.setdefault(module, []).append(name)
     for module, names in owners.items():
         if module in norms:
-            module.forward = partial(_norm_own_part, module)
+            module.forward = partial(norm_own_part, module)
             continue
         if type(module) in _TAKE_DTENSORS:
             module.register_forward_pre_hook(partial(_to_dtensors, mesh))
@@ -276,21 +260,3 @@ def _plain(param: Tensor | None) -> Tensor | None:
     if not isinstance(param, DTensor):
         return param
     return param.to_local(grad_placements=[Replicate()] * param.device_mesh.ndim)
-
-
-def _norm_own_part(norm: Any, states: Tensor) -> Tensor:
-    """Normalize states that are split over the ranks."""
-    weight = _with_summed_gradients(norm.weight)
-    if isinstance(norm, RMSNorm):
-        return functional.rms_norm(states, norm.normalized_shape, weight, norm.eps)
-    bias = _with_summed_gradients(norm.bias)
-    return functional.layer_norm(states, norm.normalized_shape, weight, bias, norm.eps)
-
-
-def _with_summed_gradients(param: Tensor | None) -> Tensor | None:
-    """Return the plain tensor of a replicated parameter; the gradients of all ranks are summed."""
-    if not isinstance(param, DTensor):
-        return param
-    # Without the first step, each user of the gradient would sum it anew.
-    whole = param.redistribute(placements=[Replicate()])
-    return whole.to_local(grad_placements=[Partial()])

@@ -75,6 +75,7 @@ def test_every_option_is_read() -> None:
                 "meta_init": True,
             },
             "tensor_plan": {"up": "colwise"},
+            "sequence_parallel": True,
             "find_unused_parameters": False,
         }
     )
@@ -88,6 +89,7 @@ def test_every_option_is_read() -> None:
         reshard_after_forward=False,
         meta_init=True,
         tensor_plan={"up": "colwise"},
+        sequence_parallel=True,
     )
 
 
@@ -173,6 +175,14 @@ SHARD = {"parallel": {"shard": 2}}
         (
             {"tensor_plan": {"up": "colwise"}},
             "backend.tensor_plan is set, but backend.parallel.tensor is 1.",
+        ),
+        (
+            {"sequence_parallel": True},
+            "backend.sequence_parallel is true, but backend.parallel.tensor is 1.",
+        ),
+        (
+            {"sequence_parallel": "yes"},
+            "backend.sequence_parallel: expected true or false, got 'yes'.",
         ),
         (
             SHARD | {"find_unused_parameters": True},

@@ -21,6 +21,7 @@ POLICY = {
     "num_heads": 4,
     "filter_size": 64,
 }
+POSITIONS: dict[str, Any] = {"": {}, "positions": {"sequence_parallel": True}}
 IDS = torch.arange(4 * 12).view(4, 12) * 7 % 51
 
 
@@ -69,12 +70,13 @@ def learn_spread(rank: int, options: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["shard", "replicate", "tensor"])
+@pytest.mark.parametrize("how", ["shard", "replicate", "tensor", "tensor, positions"])
 def test_any_arrangement_trains_the_same_policy_against_the_same_reference(how: str) -> None:
+    axis, _, positions = how.partition(", ")
     model = make(0)
     expected = learn(model, model, (0, 1))
 
-    found = run_ranks(2, learn_spread, {"parallel": {how: -1}})
+    found = run_ranks(2, learn_spread, {"parallel": {axis: -1}} | POSITIONS[positions])
 
     assert expected["kept"]
     torch.testing.assert_close(found, [expected] * 2, rtol=1e-5, atol=1e-7)

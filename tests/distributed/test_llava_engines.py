@@ -12,7 +12,11 @@ from tests.distributed.engines import spread, two_steps
 from tests.distributed.ranks import run_ranks
 from tests.zoo.models import llava_cases
 
-ENGINES = {"split": {"parallel": {"tensor": -1}}, "sharded": {"parallel": {"shard": -1}}}
+ENGINES: dict[str, dict[str, Any]] = {
+    "split": {"parallel": {"tensor": -1}},
+    "split, positions": {"parallel": {"tensor": -1}, "sequence_parallel": True},
+    "sharded": {"parallel": {"shard": -1}},
+}
 FROZEN = ["^image_model", "^text_model"]
 
 
@@ -36,7 +40,9 @@ def learn_spread(rank: int, case: str, options: dict[str, Any]) -> dict[str, Any
 
 # CI: one model of each kind split, as that is written for each kind; sharding is of any module:
 # one model.
-@pytest.mark.soak_cases("*-sharded", "several images-*", "!only the projector-sharded")
+@pytest.mark.soak_cases(
+    "*-sharded", "only*positions", "several images-*", "!only the projector-sharded"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", ["everything", "only the projector", "several images"])

@@ -223,6 +223,23 @@ class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
             plan |= {f"position_bias.{name}": style for name, style in own}
         return plan | {"lm_head": "colwise_gather"}
 
+    @property
+    def sequence_plan(self) -> dict[str, str]:
+        """Sequence parallelism: which modules compute on a part of the positions, by patterns.
+
+        Attention and feed-forward networks gather all positions. Each process computes the experts
+        of all tokens.
+        """
+        pointwise = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)
+        plan = {  # by full names: a pattern would also match the dropout of experts
+            f"layers.{index}.{name}": "own_positions"
+            for index, layer in enumerate(self.layers)
+            for name, part in layer.named_children()
+            if isinstance(part, pointwise)
+        }
+        plan |= {"layers.*.attention": "gather", "layers.*.ffn": "gather"}
+        return plan | {"layers": "split", "final_norm": "own_positions_gather"}
+
     def reset_parameters(self) -> None:
         """Initialize all weights and tie shared ones; also after `to_empty`."""
         if self.share_embedding_weights:

@@ -186,9 +186,16 @@ class Dpo(nn.Module):
     @property
     def tensor_plan(self) -> dict[str, str]:
         """Tensor parallelism: both models are split as the decoder is."""
-        plan = self._decoder("tensor_plan").tensor_plan.items()
+        return self._of_both(self._decoder("tensor_plan").tensor_plan)
+
+    @property
+    def sequence_plan(self) -> dict[str, str]:
+        """Sequence parallelism: both models have the plan of the decoder."""
+        return self._of_both(self._decoder("sequence_plan").sequence_plan)
+
+    def _of_both(self, plan: Mapping[str, str]) -> dict[str, str]:
         models = (_POLICY,) if self.ref_model is None else (_POLICY, _REFERENCE)
-        return {f"{model}{name}": style for model in models for name, style in plan}
+        return {f"{model}{name}": style for model in models for name, style in plan.items()}
 
     def _decoder(self, name: str) -> Decoder:
         if isinstance(self.policy_model, Decoder):

@@ -169,6 +169,36 @@ def test_recomputed_activations_take_less_memory_and_more_arithmetic(figures: Me
     assert found.flops > kept.flops
 
 
+@pytest.mark.parametrize("mode", [None, "selective"])
+def test_positions_that_are_split_take_less_memory(figures: Measure, mode: str | None) -> None:
+    changes = [f"init.model.{name}" for name in ("max_position_embeddings=256", "vocab_size=64")]
+    data = ("max_sequence_length=256", "vocab_size=64")
+    changes += [f"fit.train_dataloader.{name}" for name in data]
+    changes += ["init.backend.parallel={tensor: 4}"]
+    changes += [] if mode is None else [f"init.backend.activation_checkpointing={mode}"]
+
+    whole = figures(4, *changes)
+    found = figures(4, *changes, "init.backend.sequence_parallel=true")
+
+    states = 4 * 256 * 64 * 4  # bytes
+    # Both parts of three layers, forward and backward.
+    assert sent(found, "reduce-scatter") == (12, 12 * states)
+    # Forward: these parts, and states before the head. Backward: outputs of these parts, the input
+    # of the first layer, and again what the weights were multiplied with.
+    num_again = 6 if mode is None else 12
+    num_calls, num_bytes = sent(whole, "all-gather")
+    num_more = 7 + 7 + num_again
+    assert sent(found, "all-gather") == (num_calls + num_more, num_bytes + num_more * states)
+    assert sent(found, "all-reduce")[1] < 0.2 * sent(whole, "all-reduce")[1]
+    assert kept(found) < 0.75 * kept(whole)
+    assert found.flops == whole.flops
+
+
+def kept(figures: Figures) -> int:
+    highest = figures.training.highest
+    return highest[MemoryKind.ACTIVATIONS] + highest[MemoryKind.EXCHANGE]
+
+
 @pytest.fixture
 def own_file(file: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "model.yaml"

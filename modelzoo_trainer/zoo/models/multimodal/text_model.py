@@ -120,6 +120,11 @@ class ImageTextModel(nn.Module):
         parts = {f"{_TEXT_MODEL}.{key}": one for key, one in self.text_model.tensor_plan.items()}
         return self.image_tensor_plan() | parts
 
+    @property
+    def sequence_plan(self) -> dict[str, str]:
+        """Sequence parallelism: as in the decoder; image models compute on all positions."""
+        return {f"{_TEXT_MODEL}.{key}": one for key, one in self.text_model.sequence_plan.items()}
+
     def image_tensor_plan(self) -> dict[str, str]:
         """Return the plan of the image models."""
         raise NotImplementedError
