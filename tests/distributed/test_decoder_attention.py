@@ -19,6 +19,7 @@ SHARD = {"parallel": {"shard": -1}}
 
 
 def learn(model: Decoder, batch: dict[str, Tensor]) -> dict[str, Any]:
+    model.requested_outputs = ("logits",)
     outputs = model(batch)
     outputs["loss"].backward()
     gradients = {

@@ -183,11 +183,9 @@ def _needed(inputs: HeadInputs) -> tuple[bool, bool, bool]:
 def _product_type(hidden: Tensor) -> torch.dtype:
     """Return the type that a linear layer computes in."""
     kind = hidden.device.type
-    is_cast = (
-        hidden.dtype != torch.float64
-        and torch.amp.is_autocast_available(kind)
-        and torch.is_autocast_enabled(kind)
-    )
+    # A compiled graph of torch 2.9 cannot ask whether there is autocast, and needs not.
+    is_known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    is_cast = is_known and hidden.dtype != torch.float64 and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if is_cast else hidden.dtype
 
 
