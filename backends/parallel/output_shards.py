@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import torch
+import torch.distributed._functional_collectives  # shapes of collectives, for fake tensors
 from torch import Tensor
-from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn import Linear
 
 ATTRIBUTE: Final = "output_shards"
+
+_COLLECTIVES: Any = torch.ops._c10d_functional  # undeclared in torch
 
 
 class OutputShards:
@@ -24,7 +27,7 @@ class OutputShards:
     """
 
     def __init__(self, layer: Linear, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
+        self._num, self._group_name = mesh.size(), mesh.get_group().group_name
         num = layer.out_features
         self.num_outputs: Final = num
         """The number of outputs of all ranks."""
@@ -46,14 +49,11 @@ class OutputShards:
 
     def gather(self, values: Tensor) -> Tensor:
         """Return the values of all ranks, with a dimension more in front. Collective."""
-        return _waited(collectives.all_gather_tensor(values[None], 0, self._mesh))
+        given = values[None].contiguous()
+        found = _COLLECTIVES.all_gather_into_tensor(given, self._num, self._group_name)
+        return cast(Tensor, _COLLECTIVES.wait_tensor(found))
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of the values of all ranks. Collective."""
-        return _waited(collectives.all_reduce(values, "sum", self._mesh))
-
-
-def _waited(values: Tensor) -> Tensor:
-    if isinstance(values, collectives.AsyncCollectiveTensor):
-        return values.wait()
-    return values
+        found = _COLLECTIVES.all_reduce(values.contiguous(), "sum", self._group_name)
+        return cast(Tensor, _COLLECTIVES.wait_tensor(found))
