@@ -11,8 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from backends.cpu import CpuBackend
-from backends.parallel.apply import accumulating, make_mesh, parallelize
+from backends.parallel.apply import accumulating, make_mesh, make_mesh_of_rows, parallelize
 from backends.parallel.config import ParallelSettings
+from backends.parallel.context import split_rows
 from backends.parallel.norms import ShardedNorms
 
 VOCAB, WIDTH, LENGTH, NUM_STEPS, BATCH = 11, 8, 5, 4, 12
@@ -139,6 +140,9 @@ def spread(
     settings = ParallelSettings.from_options(options)
     sizes = settings.sizes(dist.get_world_size())
     mesh = make_mesh(sizes, "cpu")
+    rows = make_mesh_of_rows(sizes, "cpu")
+    if rows is not None:
+        split_rows(model, rows)
     module = parallelize(model, settings, sizes, mesh, CPU, compile)
     return module, (dist.get_rank() // sizes.ranks_per_data_shard, sizes.num_data_shards)
 

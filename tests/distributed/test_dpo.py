@@ -70,7 +70,7 @@ def learn_spread(rank: int, options: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["shard", "replicate", "tensor", "tensor, positions"])
+@pytest.mark.parametrize("how", ["shard", "replicate", "context", "tensor", "tensor, positions"])
 def test_any_arrangement_trains_the_same_policy_against_the_same_reference(how: str) -> None:
     axis, _, positions = how.partition(", ")
     model = make(0)

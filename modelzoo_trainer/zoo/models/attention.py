@@ -4,6 +4,8 @@ Dimension letters: B batch, T positions, H hidden size, N heads, G groups of key
 D head dimension (N * D is H unless `attention_inner_dim` is given).
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from modelzoo_trainer.zoo.models.attend import attend
@@ -12,6 +14,7 @@ from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.zoo.models.feed_forward import make_norm
 from modelzoo_trainer.zoo.models.parametrization import attention_scale
 from modelzoo_trainer.zoo.models.rotary import rotate
+from modelzoo_trainer.zoo.models.split_rows import attend_own
 
 
 class Attention(nn.Module):
@@ -64,7 +67,8 @@ class Attention(nn.Module):
             queries = queries * factor
         if context.cache is not None:
             keys, values = context.cache.extend(keys, values, context.position)
-        attended = attend(
+        attend_all = attend if context.parallel is None else partial(attend_own, context.parallel)
+        attended = attend_all(
             queries,
             keys,
             values,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from modelzoo_trainer.base.devices import ContextParallel
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.zoo.models.kv_cache import KeyValueCache
 from modelzoo_trainer.zoo.models.masks import is_windowed
@@ -20,7 +21,7 @@ class Context(NamedTuple):
 
     Shapes:
         angles: twice (T, R) or (B, 1, T, R), float32. token_ids, counted: (B, T) integer.
-        position: (1,).
+        position: (1,). places: (T,).
     """
 
     angles: tuple[Tensor, Tensor] | None  # cosines and sines of rotary positions
@@ -29,6 +30,8 @@ class Context(NamedTuple):
     counted: Tensor | None = None  # nonzero where a token counts for the statistics of routing
     cache: KeyValueCache | None = None  # of this layer, to generate tokens
     position: Tensor | None = None  # with a cache: of the one new token; None = the first tokens
+    parallel: ContextParallel | None = None  # the processes that split the rows; None = this alone
+    places: Tensor | None = None  # of this process's tokens in their rows; None = 0, 1, ...
 
 
 def make_position_bias(

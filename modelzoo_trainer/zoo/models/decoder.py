@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from modelzoo_trainer.base.constraints import NonNegative, NonNegativeSize, Size, checked
+from modelzoo_trainer.base.devices import ContextParallel
 from modelzoo_trainer.core.parts.training_mode import in_evaluation_mode
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.context import (
@@ -55,6 +56,13 @@ from modelzoo_trainer.zoo.models.parametrization import (
 from modelzoo_trainer.zoo.models.position_bias import fixed_positions
 from modelzoo_trainer.zoo.models.published_names import published_name
 from modelzoo_trainer.zoo.models.routing import LOSS_KEY, Statistics, routing_metrics
+from modelzoo_trainer.zoo.models.split_rows import (
+    check_rows,
+    own_places,
+    taken,
+    whole_scores,
+    whole_statistics,
+)
 from modelzoo_trainer.zoo.models.visible import Visible
 
 
@@ -192,6 +200,16 @@ class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
         self._experts = self.experts
         self._rotary = self.rotary()
         self._head = HeadSettings(logits_scale(self), self.final_logit_softcapping)
+        self._parallel: ContextParallel | None = None
+
+    def split_rows(self, parallel: ContextParallel) -> None:
+        """Compute only this process's positions of rows from now on; see context parallelism.
+
+        Raises:
+            ConfigError: If the choice of experts depends on the states of whole rows.
+        """
+        check_rows(self, parallel)
+        self._parallel = parallel
 
     def _make_layer(self, *, is_windowed: bool) -> DecoderLayer:
         return DecoderLayer(self, is_windowed=is_windowed)
@@ -331,17 +349,21 @@ class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
             counted=counted,
             states=states,
             padding=padding,
+            parallel=self._parallel,
         )
+        parallel = self._parallel
         wants_hits = self.compute_eval_metrics and not self.training
         scored = score(
             self.lm_head,
             self.final_norm(hidden),
-            labels,
-            weights,
+            taken(parallel, labels),
+            taken(parallel, weights),
             self._head,
             wants_logits=self.wants_logits,
             wants_hits=wants_hits,
         )
+        if parallel is not None:
+            scored = whole_scores(parallel, scored)
         loss, num_items = reduced_loss(
             scored.total,
             labels,
@@ -401,8 +423,11 @@ class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
         Shapes:
             input_ids, labels: (B, T) integer. Returns: (B, T), float32.
         """
-        hidden, _ = self._run(input_ids, position_ids=None, attention_span=None)
-        return losses_of(self.lm_head, self.final_norm(hidden), labels, self._head)
+        parallel = self._parallel
+        hidden, _ = self._run(input_ids, position_ids=None, attention_span=None, parallel=parallel)
+        own = taken(parallel, labels)
+        losses = losses_of(self.lm_head, self.final_norm(hidden), own, self._head)
+        return losses if parallel is None else parallel.gather(losses)
 
     def _run(
         self,
@@ -413,16 +438,26 @@ class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
         counted: Tensor | None = None,
         states: Tensor | None = None,
         padding: Tensor | None = None,
+        parallel: ContextParallel | None = None,
     ) -> tuple[Tensor, list[Statistics]]:
         """Return the states after all layers and, with experts, the statistics of routing.
 
         `counted`: nonzero where a token counts for these statistics; None = all count. `states`,
-        `padding`: as of `outputs_of`.
+        `padding`: as of `outputs_of`. `parallel`: the processes that split the rows; each gets the
+        states of its own positions.
         """
         hidden, context = self._begin(
-            input_ids, position_ids, attention_span, states=states, padding=padding
+            input_ids,
+            position_ids,
+            attention_span,
+            states=states,
+            padding=padding,
+            parallel=parallel,
         )
-        hidden, routed = self._run_layers(hidden, context._replace(counted=counted))
+        own = counted if parallel is None or counted is None else parallel.take(counted)
+        hidden, routed = self._run_layers(hidden, context._replace(counted=own))
+        if parallel is not None and counted is not None and own is not None:
+            routed = whole_statistics(parallel, routed, own, counted)
         return hidden, routed
 
     def _begin(
@@ -433,17 +468,25 @@ class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
         *,
         states: Tensor | None = None,
         padding: Tensor | None = None,
+        parallel: ContextParallel | None = None,
     ) -> tuple[Tensor, Context]:
-        """Return the states that the first layer gets, and what all layers share."""
-        hidden = self.input_states(input_ids, position_ids) if states is None else states
-        positions = position_ids
-        if positions is None:
-            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        length, device = input_ids.shape[1], hidden.device
+        """Return the states that the first layer gets, and what all layers share.
+
+        `parallel`: the processes that split the rows; each gets the states of its own positions.
+        """
+        length = input_ids.shape[1]
+        positions, offset = self._positions(input_ids, position_ids)
+        places = None
+        if parallel is not None:
+            places = own_places(parallel, input_ids)
+            input_ids, states = parallel.take(input_ids), taken(parallel, states)
+            positions = parallel.take(positions, -1)
+        hidden = self._embed(input_ids, positions, offset) if states is None else states
         visible = make_visible(
-            self, self.position_bias, length, device, spans=attention_span, padding=padding
+            self, self.position_bias, length, hidden.device, spans=attention_span, padding=padding
         )
-        return hidden, self._share(input_ids, positions, visible)
+        context = self._share(input_ids, positions, visible)
+        return hidden, context._replace(parallel=parallel, places=places)
 
     def input_states(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return the states that the first layer gets: embeddings, with positions and dropout.
@@ -458,6 +501,11 @@ class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
         Raises:
             ConfigError: If there are more than `max_position_embeddings` tokens.
         """
+        positions, offset = self._positions(input_ids, position_ids)
+        return self._embed(input_ids, positions, offset)
+
+    def _positions(self, input_ids: Tensor, position_ids: Tensor | None) -> tuple[Tensor, int]:
+        """Return the positions of tokens, and the offset of learned ones."""
         length = input_ids.shape[1]
         if length > self.max_position_embeddings:
             raise ConfigError(
@@ -465,9 +513,9 @@ class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
                 f"{length} tokens. Increase it, or decrease max_sequence_length of the data."
             )
         if position_ids is not None:
-            return self._embed(input_ids, position_ids)
+            return position_ids, 0
         positions = torch.arange(length, device=input_ids.device)
-        return self._embed(input_ids, positions, offset=self.position_embedding_offset)
+        return positions, self.position_embedding_offset
 
     def _share(
         self, input_ids: Tensor, positions: Tensor, visible: tuple[Visible, Visible]

@@ -74,7 +74,7 @@ class DecoderLayer(nn.Module):
         """Return `hidden` plus the output of the feed-forward network, or of the experts."""
         if isinstance(self.ffn, MixtureOfExperts):  # with dropout in each expert
             assert context.token_ids is not None
-            output, routing = self.ffn(normed, context.token_ids, context.counted)
+            output, routing = self.ffn(normed, context.token_ids, context.counted, context.places)
             if self.ffn_post_norm is not None:
                 output = self.ffn_post_norm(output)
             return hidden + output, routing.shares, routing.probabilities

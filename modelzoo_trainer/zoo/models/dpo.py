@@ -31,6 +31,7 @@ from modelzoo_trainer.base.constraints import (
     check,
     checked_dataclass,
 )
+from modelzoo_trainer.base.devices import ContextParallel
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.zoo.models.decoder import Decoder
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
@@ -196,6 +197,17 @@ class Dpo(nn.Module):
     def _of_both(self, plan: Mapping[str, str]) -> dict[str, str]:
         models = (_POLICY,) if self.ref_model is None else (_POLICY, _REFERENCE)
         return {f"{model}{name}": style for model in models for name, style in plan.items()}
+
+    @property
+    def split_rows(self) -> Callable[[ContextParallel], None]:
+        """Context parallelism: both models split their rows, if they are decoders."""
+        self._decoder("split_rows")
+        return self._split_rows
+
+    def _split_rows(self, parallel: ContextParallel) -> None:
+        for model in (self.policy_model, self.ref_model):
+            if isinstance(model, Decoder):
+                model.split_rows(parallel)
 
     def _decoder(self, name: str) -> Decoder:
         if isinstance(self.policy_model, Decoder):

@@ -198,16 +198,20 @@ class MixtureOfExperts(nn.Module):
         self.experts.draw(ffn_input, ffn_output)
 
     def forward(
-        self, hidden: Tensor, token_ids: Tensor, counted: Tensor | None
+        self,
+        hidden: Tensor,
+        token_ids: Tensor,
+        counted: Tensor | None,
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Routing]:
         """Return the transformed states, of the same shape, and the routing.
 
-        `counted`: as for `Router`.
+        `counted`, `places`: as for `Router`.
 
         Shapes:
-            hidden: (B, T, H) floating. token_ids, counted: (B, T) integer.
+            hidden: (B, T, H) floating. token_ids, counted: (B, T) integer. places: (T,) integer.
         """
-        routing = self.router(hidden, token_ids, counted)
+        routing = self.router(hidden, token_ids, counted, places)
         ids, weights = self._with_shared(routing)
         before = self.settings.probability_before_ffn
         return self.experts(hidden, weights, ids, weights_inputs=before), routing

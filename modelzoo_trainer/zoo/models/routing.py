@@ -60,13 +60,20 @@ class Router(nn.Module):
             if settings.router_use_bias:
                 self.bias = nn.Parameter(torch.empty(settings.num_experts))
 
-    def forward(self, hidden: Tensor, token_ids: Tensor, counted: Tensor | None) -> Routing:
+    def forward(
+        self,
+        hidden: Tensor,
+        token_ids: Tensor,
+        counted: Tensor | None,
+        places: Tensor | None = None,
+    ) -> Routing:
         """Return the routing of each token.
 
         `counted`: nonzero where a token counts for `shares` and `probabilities`; None = all count.
+        `places`: of the tokens in their rows; None = 0, 1, ...
 
         Shapes:
-            hidden: (B, T, H) floating. token_ids, counted: (B, T) integer.
+            hidden: (B, T, H) floating. token_ids, counted: (B, T) integer. places: (T,) integer.
 
         Cost:
             No host read, no data-dependent shape.
@@ -79,7 +86,7 @@ class Router(nn.Module):
             ids = (token_ids % settings.num_experts).long().unsqueeze(-1)
             values = torch.ones(ids.shape, device=hidden.device)
         else:
-            ids = self._by_position(token_ids)
+            ids = self._by_position(token_ids, places)
             values = torch.full(ids.shape, 1 / settings.top_k, device=hidden.device)
         zeros = torch.zeros(
             (*token_ids.shape, settings.num_experts), dtype=values.dtype, device=values.device
@@ -130,10 +137,13 @@ class Router(nn.Module):
                 balanced = balanced - balanced.logsumexp(dim=1, keepdim=True)
             return balanced.exp()
 
-    def _by_position(self, token_ids: Tensor) -> Tensor:
+    def _by_position(self, token_ids: Tensor, places: Tensor | None) -> Tensor:
         settings, device = self.settings, token_ids.device
-        positions = torch.arange(token_ids.shape[1], device=device).unsqueeze(-1)
-        ids = (positions + torch.arange(settings.top_k, device=device)) % settings.num_experts
+        if places is None:
+            places = torch.arange(token_ids.shape[1], device=device)
+        ids = (
+            places.unsqueeze(-1) + torch.arange(settings.top_k, device=device)
+        ) % settings.num_experts
         return ids.expand(token_ids.shape[0], -1, -1)
 
 

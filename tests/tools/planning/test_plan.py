@@ -443,3 +443,29 @@ def test_experts_are_planned_with_all_weights_but_the_work_of_those_in_use(
     assert more > layers * 2 * 4 * tokens * width * 4
     assert more < layers * (2 * 4 * width + 3 * 5 * hidden) * tokens * 4
     assert halves.num_params_here == pytest.approx(found.num_params / 2, rel=0.001)
+
+
+LONG = (
+    "init.model.max_position_embeddings=1024",
+    "fit.train_dataloader.max_sequence_length=1024",
+    "init.model.attention_module=multiquery_attention",
+    "init.model.extra_attention_params={num_kv_groups: 1}",
+)
+
+
+def test_processes_along_context_have_their_part_of_the_activations(figures: Measure) -> None:
+    alone, found = figures(1, *LONG), figures(4, *LONG, "init.backend.parallel={context: 4}")
+
+    assert found.axes == {"replicate": 1, "shard": 1, "context": 4, "tensor": 1}
+    assert found.num_data_shards == 1
+    before, now = (one.training.highest[MemoryKind.ACTIVATIONS] for one in (alone, found))
+    assert now == pytest.approx(before / 4, rel=0.15)  # each layer keeps keys and values of all
+    layers, keys_and_values = 3, 2 * 4 * 1024 * 16 * 4  # bytes of a layer
+    assert sent(found, "all-gather") == (layers, layers * keys_and_values)
+    assert sent(found, "reduce-scatter") == (layers, layers * keys_and_values)
+
+
+def test_a_plan_names_the_length_that_processes_cannot_split(file: Path) -> None:
+    message = r"context is 16, but a row has 16 positions.* a multiple of 32 "
+    with pytest.raises(ConfigError, match=message), fake_world(16):
+        measure(plan_of(file, ("init.backend.parallel={context: 16}",)))
