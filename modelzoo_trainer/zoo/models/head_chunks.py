@@ -5,12 +5,13 @@ Dimension letters: N tokens, H hidden size, V vocabulary size, C tokens of a chu
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from modelzoo_trainer.zoo.models.autocast import without_autocast
 
 _FRACTION: Final = 16  # of the tokens are in a chunk
 _FEWEST: Final = 128  # tokens in a chunk: with fewer, matrix products are slow
@@ -108,7 +109,7 @@ def chunk_size(num_tokens: int, num_outputs: int) -> int:
 @torch.no_grad()
 def sweep(inputs: HeadInputs, plan: Plan) -> ChunkResults:
     """Go over all chunks of tokens."""
-    with _without_autocast(inputs.hidden.device.type):
+    with without_autocast(inputs.hidden.device.type):
         return _Sweep(inputs, plan).run()
 
 
@@ -323,9 +324,3 @@ def scaled(
     for target, source in pieces:
         target.copy_(source.to(exact) * factor)
     return result
-
-
-def _without_autocast(kind: str) -> AbstractContextManager[Any]:
-    if not torch.amp.is_autocast_available(kind):
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)

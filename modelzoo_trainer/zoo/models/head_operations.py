@@ -1,15 +1,17 @@
-"""Operations of torch for the loss of a head in compiled models.
+"""Operators of torch for the loss of a head in compiled models.
 
 A loop over chunks would be unrolled there.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.base.devices import define_operator
 from modelzoo_trainer.zoo.models.head_chunks import (
     HeadInputs,
     HeadSettings,
@@ -23,55 +25,46 @@ from modelzoo_trainer.zoo.models.head_chunks import (
 
 
 def as_arguments(plan: Plan) -> tuple[float, float | None, float, torch.dtype, list[bool]]:
-    """Return a plan as arguments of the operations."""
+    """Return a plan as arguments of the operators."""
     return (*plan.settings, plan.dtype, list(plan.wanted))
 
 
-@torch.library.custom_op("modelzoo_trainer::sum_of_losses", mutates_args=())
-def sum_op(  # operations of torch have plain arguments
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    weights: Tensor,
-    scale: float,
-    softcap: float | None,
-    smoothing: float,
-    dtype: torch.dtype,
-    wanted: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _sum(*given: Any) -> tuple[Tensor, ...]:
     """Return the sum, the losses, the hits, and the gradients."""
-    inputs = HeadInputs(hidden, weight, bias, labels, weights)
-    plan = Plan(HeadSettings(scale, softcap, smoothing), dtype, Wanted(*wanted), None)
+    inputs, plan = _read(given)
     found = sweep(inputs, plan)
-    return weighted_sum(found.losses, weights), *found
+    return weighted_sum(found.losses, inputs.weights), *found
 
 
-@sum_op.register_fake
-def _(  # as the operation
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    weights: Tensor,
-    scale: float,
-    softcap: float | None,
-    smoothing: float,
-    dtype: torch.dtype,
-    wanted: list[bool],
-) -> tuple[Tensor, ...]:
-    exact = torch.promote_types(dtype, torch.float32)
-    losses = labels.new_empty(labels.shape, dtype=exact)
-    hits = labels.new_empty(labels.shape if wanted[3] else 0, dtype=torch.bool)
-    of_hidden = torch.empty_like(hidden) if wanted[0] else hidden.new_empty(0)
+def _each(*given: Any) -> Tensor:
+    """Return the losses."""
+    return sweep(*_read(given)).losses
+
+
+def _read(given: Sequence[Any]) -> tuple[HeadInputs, Plan]:
+    *settings, dtype, wanted = given[5:]
+    return HeadInputs(*given[:5]), Plan(HeadSettings(*settings), dtype, Wanted(*wanted), None)
+
+
+def _shapes(*given: Any) -> tuple[Tensor, ...]:
+    inputs, plan = _read(given)
+    hidden, wanted = inputs.hidden, plan.wanted
+    exact = torch.promote_types(plan.dtype, torch.float32)
+    losses = inputs.labels.new_empty(inputs.labels.shape, dtype=exact)
+    hits = losses.new_empty(losses.shape if wanted.hits else 0, dtype=torch.bool)
+    of_hidden = torch.empty_like(hidden) if wanted.hidden else hidden.new_empty(0)
     of_weight, of_bias = (
-        hidden.new_empty(0)
-        if param is None or not is_wanted
-        else torch.empty_like(param, dtype=exact if param.dtype == torch.float16 else param.dtype)
-        for param, is_wanted in ((weight, wanted[1]), (bias, wanted[2]))
+        torch.empty_like(param, dtype=exact if param.dtype == torch.float16 else param.dtype)
+        if param is not None and is_wanted
+        else hidden.new_empty(0)
+        for param, is_wanted in ((inputs.weight, wanted.weight), (inputs.bias, wanted.bias))
     )
     total = losses.new_empty((), dtype=torch.float32)
     return total, losses, hits, of_hidden, of_weight, of_bias
+
+
+def _shape_of_each(*given: Any) -> Tensor:
+    return _shapes(*given)[1]
 
 
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -91,34 +84,6 @@ def _multiply_gradients(ctx: Any, factor: Tensor | None, *_: Any) -> tuple[Any, 
     return (*gradients, *(None,) * 7)
 
 
-sum_op.register_autograd(_multiply_gradients, setup_context=_keep_gradients)
-
-
-@torch.library.custom_op("modelzoo_trainer::label_losses", mutates_args=())
-def each_op(  # as the operation above
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    weights: Tensor,
-    scale: float,
-    softcap: float | None,
-    smoothing: float,
-    dtype: torch.dtype,
-    wanted: list[bool],
-) -> Tensor:
-    """Return the losses."""
-    inputs = HeadInputs(hidden, weight, bias, labels, weights)
-    plan = Plan(HeadSettings(scale, softcap, smoothing), dtype, Wanted(*wanted), None)
-    return sweep(inputs, plan).losses
-
-
-@each_op.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *rest: Any) -> Tensor:
-    exact = torch.promote_types(rest[-2], torch.float32)
-    return labels.new_empty(labels.shape, dtype=exact)
-
-
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:5])
     ctx.options = inputs[5:9]
@@ -136,4 +101,32 @@ def _compute_gradients(ctx: Any, given: Tensor) -> tuple[Any, ...]:
     return (*gradients, *(None,) * 7)
 
 
-each_op.register_autograd(_compute_gradients, setup_context=_keep_inputs)
+def _flops(hidden: Any, weight: Any, *given: Any, **_: Any) -> int:
+    """Return the operations of the matrix products."""
+    num_products: int = 1 + sum(given[-1][:2])
+    num: int = hidden[0] * hidden[1] * weight[0]
+    return 2 * num_products * num
+
+
+_INPUTS: Final = (
+    "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor weights, float scale, "
+    "float? softcap, float smoothing, ScalarType dtype, bool[] wanted"
+)
+sum_op: Final = define_operator(
+    f"sum_of_losses({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _sum,
+    _shapes,
+    flops=_flops,
+    keep=_keep_gradients,
+    backward=_multiply_gradients,
+)
+"""As `_Sum` in `head_loss.py`; also returns the gradients, which only its backward pass uses."""
+each_op: Final = define_operator(
+    f"label_losses({_INPUTS}) -> Tensor",
+    _each,
+    _shape_of_each,
+    flops=_flops,
+    keep=_keep_inputs,
+    backward=_compute_gradients,
+)
+"""As `_Each` in `head_loss.py`."""

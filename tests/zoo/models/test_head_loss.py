@@ -267,6 +267,7 @@ def test_the_gradient_of_the_sum_is_not_rounded_to_16_bits() -> None:
 
 
 @pytest.mark.slow_cases("*inductor*")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # of inductor
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's tracing
 def test_compiled_it_is_one_graph_and_the_same(backend: str) -> None:
