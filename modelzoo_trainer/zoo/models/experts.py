@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modelzoo_trainer.base.devices import grouped_linear, moved_rows
+from modelzoo_trainer.zoo.models.autocast import product_dtype
 from modelzoo_trainer.zoo.models.feed_forward import GATED, Nonlinearity, activation_of
 from modelzoo_trainer.zoo.models.initializers import Initializer
 from modelzoo_trainer.zoo.models.moe_settings import MoeSettings
@@ -96,7 +97,7 @@ class Experts(nn.Module):
         """
         if ids is None:
             weights, ids = weights.topk(self.up.shape[0] - self.num_idle, dim=-1)
-        dtype = _product_dtype(hidden)
+        dtype = product_dtype(hidden)
         by_expert = _sort(ids, self.up.shape[0])
         order, inverse = by_expert.order, by_expert.inverse
         tokens, factors = hidden.to(dtype).flatten(0, 1), weights.to(dtype).reshape(-1, 1)
@@ -153,15 +154,6 @@ def _product(rows: Tensor, matrices: Tensor, biases: Tensor | None, by_expert: _
         return product
     precise = torch.promote_types(biases.dtype, torch.float32)  # for the sum of its gradients
     return product + biases.to(precise)[by_expert.experts].to(product.dtype)
-
-
-def _product_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype in which matrix products compute with these states."""
-    kind = hidden.device.type
-    can_cast = hidden.is_floating_point() and hidden.dtype != torch.float64
-    if can_cast and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return hidden.dtype
 
 
 class MixtureOfExperts(nn.Module):

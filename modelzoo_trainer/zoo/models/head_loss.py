@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.zoo.models.autocast import product_dtype
 from modelzoo_trainer.zoo.models.head_chunks import (
     HeadInputs,
     HeadSettings,
@@ -69,7 +70,7 @@ def sum_of_losses(
         from the forward pass on. No host read, no data-dependent shape.
     """
     wanted = Wanted(*_needed(inputs), wants_hits)
-    plan = Plan(settings, _product_type(inputs.hidden), wanted, shards)
+    plan = Plan(settings, product_dtype(inputs.hidden), wanted, shards)
     if not torch.compiler.is_compiling():
         total, losses, hits = _Sum.apply(*inputs, plan)  # type: ignore[no-untyped-call]
     elif shards is not None:
@@ -95,7 +96,7 @@ def label_losses(
     Cost:
         As `sum_of_losses`, but the logits are computed again in the backward pass.
     """
-    plan = Plan(settings, _product_type(inputs.hidden), Wanted(), shards)
+    plan = Plan(settings, product_dtype(inputs.hidden), Wanted(), shards)
     if not torch.compiler.is_compiling():
         losses: Tensor = _Each.apply(*inputs, plan)  # type: ignore[no-untyped-call]
     elif shards is not None:
@@ -178,15 +179,6 @@ def _needed(inputs: HeadInputs) -> tuple[bool, bool, bool]:
         is_on and weight.requires_grad,
         is_on and bias is not None and bias.requires_grad,
     )
-
-
-def _product_type(hidden: Tensor) -> torch.dtype:
-    """Return the type that a linear layer computes in."""
-    kind = hidden.device.type
-    # A compiled graph of torch 2.9 cannot ask whether there is autocast, and needs not.
-    is_known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
-    is_cast = is_known and hidden.dtype != torch.float64 and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if is_cast else hidden.dtype
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # untyped in torch
