@@ -13,6 +13,7 @@ COMMANDS = [
     "benchmarks/checkpoint.py --mib 2 --rounds 1",
     "-m benchmarks.background --mib 2 --rounds 1",
     "benchmarks/parallel.py --steps 2 --rounds 1",
+    "-m benchmarks.model_scaling --quick",
 ]
 
 
