@@ -179,6 +179,13 @@ ENGINES: dict[str, tuple[str, int, dict[str, Any], int, int]] = {
     "FSDP2": ("llama, packed", 4, {"parallel": {"shard": 2, "context": 2}}, 2, 1),
     "DDP": ("window, soft caps", 4, {"parallel": {"context": 2}}, 2, 2),
     "TP": ("llama, packed", 4, {"parallel": {"tensor": 2, "context": 2}}, 1, 1),
+    "TP, positions": (
+        "window, soft caps",
+        4,
+        {"parallel": {"tensor": 2, "context": 2}, "sequence_parallel": True},
+        1,
+        1,
+    ),
     "recomputed": ("gptj, window, sinks", 2, {"activation_checkpointing": "full"}, 1, 2),
     "selective": ("experts, masked", 2, {"activation_checkpointing": "selective"}, 1, 1),
     "compiled": (
