@@ -147,6 +147,29 @@ def learn_split(rank: int, options: dict[str, Any]) -> dict[str, Any]:
     return learn(model, module)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"parallel": {"shard": -1}}], ids=["copies", "sharded"])
+def test_gradients_that_are_accumulated_over_processes_are_the_same(
+    options: dict[str, Any],
+) -> None:
+    model = make_model()
+    expected = accumulated(model, model)
+    for found in run_ranks(2, accumulated_spread, options):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def accumulated(model: nn.Module, module: nn.Module) -> dict[str, list[Any]]:
+    for _ in range(2):
+        module(BATCH)["loss"].backward()
+    return {name: whole(one.grad).tolist() for name, one in model.named_parameters()}
+
+
+def accumulated_spread(rank: int, options: dict[str, Any]) -> dict[str, list[Any]]:
+    model = make_model()
+    module, _ = spread(model, options)
+    return accumulated(model, module)
+
+
 @pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_decoder_that_is_split_learns_the_same_and_no_process_has_all_logits(num: int) -> None:
     model = make_model()
