@@ -26,6 +26,8 @@ from ..errors import BackendError
 from .config import TIMEOUT_S
 
 _LARGEST_MESH: Final = 1 << 20  # ranks
+_MESHES: Final = ("torch.distributed.device_mesh", "torch.distributed._mesh_layout")
+_ARANGE_START: Final[Any] = torch.ops.aten.arange.start
 _BUCKETS: Final = (1 << 20, 25 << 20)  # bytes of the first and of other buckets, as in DDP
 _INNER: Final[Any] = dist  # undeclared in torch
 
@@ -286,10 +288,20 @@ class _Sent:
 
 
 def is_for_real(function: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operation uses real numbers, such as numbers of meshes."""
-    if function is torch.ops.aten.arange.default or function is torch.ops.aten.arange.start:
-        last = args[-1] if args else None
-        return isinstance(last, int) and 0 <= last <= _LARGEST_MESH
+    """Return whether an operation uses real numbers: those of the ranks of a mesh."""
+    if function is not torch.ops.aten.arange.default and function is not _ARANGE_START:
+        return False
+    last = args[-1] if args else None
+    return isinstance(last, int) and 0 <= last <= _LARGEST_MESH and _is_for_a_mesh()
+
+
+def _is_for_a_mesh() -> bool:
+    """Return whether a function of torch's meshes is being called."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_back is not None:
+        if frame.f_globals.get("__name__") in _MESHES:
+            return True
+        frame = frame.f_back
     return False
 
 

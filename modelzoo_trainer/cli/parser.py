@@ -297,10 +297,11 @@ def _parse_options(words: Sequence[str]) -> argparse.Namespace:
             "neither a command nor a file is given; write a command, such as fit FILE, or pass a "
             "file with -p/--params"
         )
-    if not options.plan and (options.world_size is not None or options.memory is not None):
+    is_sized = options.world_size is not None or options.memory is not None
+    if not options.plan and (is_sized or options.use_data):
         parser.error(
-            "--world-size and --memory require --plan; to train with several processes, use "
-            "torchrun"
+            "--world-size, --memory and --data require --plan; to train with several processes, "
+            "use torchrun"
         )
     options.action = _action(options)
     if options.mode is None and options.action != "check":
@@ -399,6 +400,13 @@ def _add_sizes(parser: _Arguments) -> None:
         metavar="SIZE",
         help="memory of the device of each process, such as 80GiB; if the run does not fit, print "
         "settings that do and exit with 1",
+    )
+    parser.add_argument(
+        "--data",
+        dest="use_data",
+        action="store_true",
+        help="take the shapes of a batch from the data, instead of from the settings of the data "
+        "processor",
     )
 
 

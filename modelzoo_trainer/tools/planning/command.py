@@ -80,13 +80,17 @@ LoadPlans = Callable[[list[str]], "Sequence[TrainerPlan]"]
 
 
 def plan_on_paper(
-    load: LoadPlans, world_size: str | None = None, memory: str | None = None
+    load: LoadPlans,
+    world_size: str | None = None,
+    memory: str | None = None,
+    *,
+    use_data: bool = False,
 ) -> tuple[bool, str]:
     """Return whether a file's trainers fit, and the tables of what they would need.
 
     `load`: returns the plans of the file, with further changes as for `--set`. `world_size`:
     number of processes; None = 1. `memory`: of each process's device, such as "80GiB"; None =
-    not checked.
+    not checked. `use_data`: as of `measure`.
 
     Raises:
         ConfigError: If an argument is invalid, or the processes do not fit the file.
@@ -95,20 +99,20 @@ def plan_on_paper(
     limit = None if memory is None else bytes_of(memory)
     try:
         with fake_world(num):
-            return _all_of(load, limit)
+            return _all_of(load, limit, use_data=use_data)
     except BackendError as error:
         raise ConfigError(str(error)) from None
 
 
-def _all_of(load: LoadPlans, limit: int | None) -> tuple[bool, str]:
+def _all_of(load: LoadPlans, limit: int | None, *, use_data: bool) -> tuple[bool, str]:
     texts, all_fit = [], True
     for index, plan in enumerate(load([])):
-        figures = measure(plan)
+        figures = measure(plan, use_data=use_data)
         texts.append(table(figures))
         if limit is not None:
 
             def attempt(changes: list[str], index: int = index) -> Figures:
-                return measure(load(changes)[index])
+                return measure(load(changes)[index], use_data=use_data)
 
             fits, text = advice(figures, limit, attempt)
             texts.append(text)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from modelzoo_trainer.errors import ConfigError, in_bytes
-from modelzoo_trainer.tools.planning.memory_tracker import CollectiveTotals, MemoryKind, Peak, local
+from modelzoo_trainer.tools.planning.memory_tracker import (
+    EXCHANGE,
+    FLOPS,
+    READS,
+    CollectiveTotals,
+    MemoryKind,
+    Peak,
+    highest_of,
+    local,
+)
 
 _UNITS: Final = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", re.IGNORECASE | re.ASCII)
@@ -57,8 +67,9 @@ class Figures:
     axes: dict[str, int]  # sizes of their mesh, by name
     device: str
     num_data_shards: int  # how many of them have different data
-    batch_size: int  # samples per batch of one process
+    batch_size: int  # samples per micro-batch of one process
     num_batches: int  # micro-batches per optimizer step
+    num_samples: int  # of one process, per optimizer step
     num_params: int  # of the whole model; shared ones count once
     num_params_here: int  # of this process
     building: Peak  # memory while the model and its optimizer are built
@@ -74,6 +85,59 @@ class Figures:
     def peak_bytes(self) -> int:
         """The peak memory of a process."""
         return max(self.building.total, self.training.total)
+
+
+class Setting(NamedTuple):
+    """What a run was measured with, whatever the number of its layers; see `Figures`."""
+
+    world_size: int
+    axes: dict[str, int]
+    device: str
+    num_data_shards: int
+    batch_size: int
+    num_batches: int
+    num_samples: int
+
+
+class Measured(NamedTuple):
+    """A measured run, and its figures, each linear in the number of layers."""
+
+    setting: Setting
+    numbers: Mapping[tuple[str, ...], float]
+
+
+def figures_of(measured: Measured) -> Figures:
+    """Return the figures of a run."""
+    numbers = {key: round(value) for key, value in measured.numbers.items()}
+    exchanges: dict[tuple[str, int], CollectiveTotals] = {}
+    for key, value in numbers.items():
+        if key[0] == EXCHANGE and value:
+            entry = exchanges.setdefault((key[1], int(key[2])), CollectiveTotals())
+            setattr(entry, key[3], value)
+    return Figures(
+        **measured.setting._asdict(),
+        num_params=numbers["params",],
+        num_params_here=numbers["params here",],
+        building=_peak(numbers, "building"),
+        training=_peak(numbers, "training"),
+        exchanges=exchanges,
+        flops=numbers.get((FLOPS,), 0),
+        num_host_reads=numbers.get((READS,), 0),
+        checkpoint_bytes=numbers["checkpoint",],
+        checkpoint_bytes_here=numbers["checkpoint here",],
+    )
+
+
+def _peak(numbers: Mapping[tuple[str, ...], int], when: str) -> Peak:
+    """Return the highest of the peaks of all phases."""
+    found: dict[str, Peak] = defaultdict(Peak)
+    for key, value in numbers.items():
+        if key[0] == when:
+            peak, kind = found[key[1]], MemoryKind(key[3])
+            getattr(peak, key[2])[kind] = value
+            if key[2] == "parts":
+                peak.total += value
+    return highest_of(found.values())
 
 
 def sizes_of(tensors: Iterable[Tensor]) -> tuple[int, int]:
@@ -138,14 +202,13 @@ def _heading(figures: Figures) -> str:
 
 def _sizes(figures: Figures) -> str:
     num = figures.world_size
-    samples = figures.batch_size * figures.num_batches
     params = in_thousands(figures.num_params), in_thousands(figures.num_params_here)
     flops = figures.flops
     saved = figures.checkpoint_bytes, figures.checkpoint_bytes_here
     rows = [
         ("", "whole run", "per process"),
         ("parameters", *params),
-        ("samples per step", str(samples * figures.num_data_shards), _samples(figures)),
+        ("samples per step", str(figures.num_samples * figures.num_data_shards), _samples(figures)),
         ("compute per step", in_thousands(flops * num, "FLOP"), in_thousands(flops, "FLOP")),
         ("checkpoint", in_bytes(saved[0]), f"about {in_bytes(saved[1])}"),
     ]
@@ -153,9 +216,11 @@ def _sizes(figures: Figures) -> str:
 
 
 def _samples(figures: Figures) -> str:
-    if figures.num_batches == 1:
-        return str(figures.batch_size)
-    return f"{figures.num_batches} x {figures.batch_size}"
+    num, size = figures.num_batches, figures.batch_size
+    if num == 1:
+        return str(size)
+    exact = num * size == figures.num_samples
+    return f"{num} x {size}" if exact else f"{figures.num_samples} ({num} x {size} or less)"
 
 
 def _memory(figures: Figures) -> str:

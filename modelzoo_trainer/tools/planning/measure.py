@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
@@ -25,13 +26,24 @@ from modelzoo_trainer.base.devices import (
 from modelzoo_trainer.callback import Batch, Callback, Outputs
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags
 from modelzoo_trainer.core.loop import TrainingLoop
-from modelzoo_trainer.core.parts.model_length import lengths_of
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loading.batches import batch_size_of, split_batch
-from modelzoo_trainer.loading.dataset_info import check_model
-from modelzoo_trainer.loading.epochs import resolve_loader
-from modelzoo_trainer.tools.planning.figures import Figures, checkpoint_sizes, sizes_of
+from modelzoo_trainer.tools.planning.figures import (
+    Figures,
+    Measured,
+    Setting,
+    checkpoint_sizes,
+    figures_of,
+    sizes_of,
+)
 from modelzoo_trainer.tools.planning.memory_tracker import MemoryKind, MemoryTracker
+from modelzoo_trainer.tools.planning.repeats import Repeat, extrapolated, repeats_of, shorten
+from modelzoo_trainer.tools.planning.sample_batches import (
+    Copies,
+    LocalBatch,
+    find_samples,
+    local_batch,
+    repeated,
+)
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
@@ -41,14 +53,20 @@ _NUM_STEPS: Final = 2  # the second has optimizer state and the first's buffers
 _AXES: Final = ("replicate", "shard", "context", "tensor")
 _LEFT_OUT: Final = ("loggers", "checkpoint", "logging", "autorestart")
 _DIVIDES: Final = (GlobalFlags, ScopedTrainFlags)  # they may set the micro-batch size
+_CREATING, _PLACING, _TRAINING = "create the model", "place the model", "batch"
 
 
-def measure(plan: TrainerPlan) -> Figures:
+def measure(plan: TrainerPlan, *, use_data: bool = False, all_layers: bool = False) -> Figures:
     """Run two steps on fake tensors as rank 0 of many processes and return what they need.
 
-    One batch is loaded for its shapes. Nothing is written, and no device is used.
+    Of layers that repeat, a few are measured, and the figures of all follow from them. Nothing is
+    written, and no device is used.
 
-    `plan`: one trainer of a file; inside `fake_world`.
+    Args:
+        plan: One trainer of a file; inside `fake_world`.
+        use_data: Whether to take the shapes of a batch from the data, instead of from the settings
+            of the data processor, where these suffice.
+        all_layers: Whether to measure all layers.
 
     Raises:
         ConfigError: If the plan does not train, or the processes do not fit it.
@@ -59,22 +77,118 @@ def measure(plan: TrainerPlan) -> Figures:
         raise ConfigError(
             "plan requires a configuration file that runs fit: set fit.train_dataloader."
         )
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    if not all_layers:
+        found = _with_few_layers(plan, use_data=use_data)
+        if found is not None:
+            return found
+    measured, _ = _Run(plan, use_data=use_data).measure()
+    return figures_of(measured)
+
+
+def _with_few_layers(plan: TrainerPlan, *, use_data: bool) -> Figures | None:
+    """Return the figures, extrapolated from those of few layers; None if no layers repeat."""
     try:
-        with TemporaryDirectory() as folder:
-            own, on_host = _without_side_effects(plan, folder)
-            tracker = MemoryTracker(mode, on_host=on_host)
-            with _measured(mode, tracker):
-                trainer = own.build()
-            trainer.interruptions.leave_signals()  # there is nothing to save
-            try:
-                batch = _first_batch(plan, trainer.model)
-                with _measured(mode, tracker):
-                    return _steps(plan, trainer, batch, tracker, mode)
-            finally:
-                trainer.close()
-    except BackendError as error:
-        raise ConfigError(str(error)) from None
+        least, repeats = _Run(plan, use_data=use_data, is_short=True).measure()
+        if not repeats:
+            return figures_of(least)
+        longer = [
+            _Run(plan, use_data=use_data, is_short=True, more=number).measure()[0]
+            for number in range(len(repeats))
+        ]
+    except ConfigError:
+        return None  # such as an optimizer with groups of certain layers; else it is raised again
+    numbers = extrapolated(least.numbers, [one.numbers for one in longer], repeats)
+    return figures_of(least._replace(numbers=numbers))
+
+
+class _Run:
+    """Two steps on fake tensors.
+
+    Args:
+        plan: The plan.
+        use_data: Whether to read the data.
+        is_short: Whether repeated layers are left out.
+        more: Index of the repeated layers that get one period more.
+    """
+
+    def __init__(
+        self,
+        plan: TrainerPlan,
+        *,
+        use_data: bool,
+        is_short: bool = False,
+        more: int | None = None,
+    ) -> None:
+        self._plan, self._use_data = plan, use_data
+        self._is_short, self._more = is_short, more
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._repeats: list[Repeat] = []
+
+    def measure(self) -> tuple[Measured, list[Repeat]]:
+        """Return the figures, and the layers of which not all were measured.
+
+        Raises:
+            ConfigError: If the plan cannot be measured.
+        """
+        try:
+            with TemporaryDirectory() as folder:
+                own, on_host = _without_side_effects(self._plan, folder)
+                tracker = MemoryTracker(self._mode, on_host=on_host)
+                own.init["model"] = _Model(own.init["model"], lambda one: self._built(one, tracker))
+                with _measured(self._mode, tracker):
+                    trainer = own.build()
+                trainer.interruptions.leave_signals()  # there is nothing to save
+                try:
+                    return self._steps(trainer, tracker), self._repeats
+                finally:
+                    trainer.close()
+        except BackendError as error:
+            raise ConfigError(str(error)) from None
+
+    def _built(self, model: Module, tracker: MemoryTracker) -> Module:
+        """Take a model that has been built, before it is sharded."""
+        if self._is_short:
+            self._repeats = repeats_of(model)
+            shorten(model, self._repeats, self._more, tracker.mark)
+        tracker.mark(_PLACING)
+        return model
+
+    def _steps(self, trainer: Trainer, tracker: MemoryTracker) -> Measured:
+        model, backend = trainer.compiled_model, trainer.backend
+        samples = find_samples(self._plan, trainer.model, use_data=self._use_data)
+        num_shards = backend.comm.data_shard[1]
+        loop = trainer.loop
+        assert isinstance(loop, TrainingLoop)  # made below
+        with _measured(self._mode, tracker):
+            tracker.label(model.parameters(), MemoryKind.PARAMETERS)
+            tracker.label(model.buffers(), MemoryKind.BUFFERS)
+            tracker.mark(_TRAINING)
+            local = local_batch(self._plan, samples, num_shards)
+            batch = map_tensors(local.batch, self._faked)
+            leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+            tracker.label(leaves, MemoryKind.BATCH)
+            follower = _Follower(tracker)
+            trainer.add_callback(follower)
+            trainer.fit(Copies(batch, _NUM_STEPS * loop.grad_accum_steps), ckpt_path=None)
+        setting = _setting(self._plan, trainer, local)
+        numbers = _Numbers(tracker, follower, setting, local).all_of(trainer)
+        return Measured(setting, numbers)
+
+    def _faked(self, tensor: Tensor) -> Tensor:
+        is_fake = getattr(tensor, "fake_mode", None) is not None
+        return tensor if is_fake else self._mode.from_tensor(tensor)
+
+
+class _Model:
+    """A component that changes what it builds."""
+
+    def __init__(self, component: Any, change: Any) -> None:
+        self._component, self._change = component, change
+
+    def build(self) -> Module:
+        """Return the changed model."""
+        changed: Module = self._change(self._component.build())
+        return changed
 
 
 def _without_side_effects(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, bool]:
@@ -94,8 +208,7 @@ def _without_side_effects(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, 
         one for one in own.init.get("callbacks", ()) if getattr(one, "target", None) in _DIVIDES
     ]
     own.defaults.update(callbacks=[], loggers=[])
-    loop = own.init.get("loop")
-    num = 1 if loop is None else loop.arguments.get("grad_accum_steps", 1)
+    num = len(repeated(_num_accumulated(plan)))
     own.init["loop"] = TrainingLoop(max_steps=_NUM_STEPS, grad_accum_steps=num, eval_frequency=None)
     return own, on_host
 
@@ -118,113 +231,97 @@ def _without_hints() -> Iterator[None]:
         log.disabled = before
 
 
-def _first_batch(plan: TrainerPlan, model: Module) -> tuple[Batch, bool]:
-    """Return the loader's first batch, and whether it is for all processes.
-
-    `model`: whose settings the data may follow.
-    """
-    with lengths_of(model):
-        made = plan.call["train_dataloader"].build()
-        loader = resolve_loader(getattr(made, "create_dataloader", made), "train_dataloader")
-    check_model(loader, model)
-    for batch in loader:
-        return batch, getattr(loader, "is_global_batch", False) is True
-    raise ConfigError(
-        "train_dataloader yields no batch. Check the data, the split, and whether drop_last with "
-        "this batch_size drops all samples."
-    )
-
-
-class _Copies:
-    """The same batch repeated; every process has its own copy of the same shape."""
-
-    def __init__(self, batch: Batch, num: int) -> None:
-        self._batch = batch
-        self._num = num
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter([self._batch] * self._num)
-
-
-def _steps(
-    plan: TrainerPlan,
-    trainer: Trainer,
-    loaded: tuple[Batch, bool],
-    tracker: MemoryTracker,
-    mode: Any,
-) -> Figures:
-    model, backend = trainer.compiled_model, trainer.backend
-    tracker.label(model.parameters(), MemoryKind.PARAMETERS)
-    tracker.label(model.buffers(), MemoryKind.BUFFERS)
-    building = tracker.peak()
-    batch, is_global = loaded
-    num_shards = backend.comm.data_shard[1]
-    if is_global:
-        batch = _share(batch, num_shards)
-    batch = map_tensors(batch, mode.from_tensor)
-    tracker.label(
-        (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), MemoryKind.BATCH
-    )
-    follower = _Follower(tracker)
-    trainer.add_callback(follower)
-    loop = trainer.loop
-    assert isinstance(loop, TrainingLoop)  # made above
-    trainer.fit(_Copies(batch, _NUM_STEPS * loop.grad_accum_steps), ckpt_path=None)
-    world_size = backend.comm.world_size
-    states = [trainer.model.state_dict()]
-    states += [one.state_dict()["state"] for one in trainer.optimizers.values()]
-    total, here = checkpoint_sizes(states, world_size)
-    num_params, num_here = sizes_of(trainer.model.parameters())
+def _setting(plan: TrainerPlan, trainer: Trainer, local: LocalBatch) -> Setting:
+    backend = trainer.backend
     axes = getattr(backend, "sizes", None)
-    return Figures(
-        world_size=world_size,
+    return Setting(
+        world_size=backend.comm.world_size,
         axes={} if axes is None else {name: getattr(axes, name) for name in _AXES},
         device=str(plan.init.get("device") or "cpu"),
-        num_data_shards=num_shards,
-        batch_size=batch_size_of(batch),
-        num_batches=follower.num_batches,
-        num_params=num_params,
-        num_params_here=num_here,
-        building=building,
-        training=tracker.peak(follower.begin),
-        exchanges=follower.exchanges,
-        flops=follower.flops,
-        num_host_reads=follower.num_host_reads,
-        checkpoint_bytes=total,
-        checkpoint_bytes_here=here,
+        num_data_shards=backend.comm.data_shard[1],
+        batch_size=local.micro_batch_size,
+        num_batches=local.num_parts * _num_accumulated(plan),
+        num_samples=local.num_samples * _num_accumulated(plan),
     )
 
 
-def _share(batch: Batch, num: int) -> Batch:
-    size = batch_size_of(batch)
-    if size % num:
-        raise ConfigError(
-            f"train_dataloader: a batch size of {size} over all processes is not divisible by the "
-            f"data-parallel size {num}. Use a multiple of {num} or another --world-size."
-        )
-    return split_batch(batch, size // num)[0]
+def _num_accumulated(plan: TrainerPlan) -> int:
+    loop = plan.init.get("loop")
+    num: int = 1 if loop is None else loop.arguments.get("grad_accum_steps", 1)
+    return num
+
+
+class _Numbers:
+    """The figures of a run that are linear in the number of layers."""
+
+    def __init__(
+        self, tracker: MemoryTracker, follower: _Follower, setting: Setting, local: LocalBatch
+    ) -> None:
+        self._tracker, self._follower = tracker, follower
+        self._setting, self._missing = setting, local.missing_bytes
+        num = setting.num_batches // local.num_parts
+        self._weights = local.weights(num)
+
+    def all_of(self, trainer: Trainer) -> dict[tuple[str, ...], float]:
+        """Return all figures by name."""
+        model = trainer.model
+        num_params, num_here = sizes_of(model.parameters())
+        states = [model.state_dict()]
+        states += [one.state_dict()["state"] for one in trainer.optimizers.values()]
+        saved, saved_here = checkpoint_sizes(states, self._setting.world_size)
+        found: dict[tuple[str, ...], float] = {
+            ("params",): num_params,
+            ("params here",): num_here,
+            ("checkpoint",): saved,
+            ("checkpoint here",): saved_here,
+        }
+        return found | self._memory() | self._counts()
+
+    def _memory(self) -> dict[tuple[str, ...], float]:
+        found: dict[tuple[str, ...], float] = {}
+        for phase, peak in self._tracker.peaks().items():
+            when = "building" if phase in ("", _CREATING, _PLACING) else "training"
+            more = self._missing if when == "training" else 0
+            for kind in MemoryKind:
+                extra = more if kind is MemoryKind.BATCH else 0
+                found[when, phase, "parts", kind] = peak.parts[kind] + extra
+                found[when, phase, "highest", kind] = peak.highest[kind] + extra
+        return found
+
+    def _counts(self) -> dict[tuple[str, ...], float]:
+        found: Counter[tuple[str, ...]] = Counter()
+        counts = self._follower.counts
+        for counted, weight in zip(counts, self._weights, strict=True):
+            for key, value in counted.items():
+                found[key] += value * weight
+        return dict(found)
 
 
 class _Follower(Callback):
-    """Label memory for the tracker, and mark where steps start and end."""
+    """Label memory for the tracker, and mark the phases of a step and where batches end."""
 
     def __init__(self, tracker: MemoryTracker) -> None:
         self._tracker = tracker
         self._num_steps = 0
-        self.begin = 0
-        self.num_batches = 0
-        self.flops = 0
-        self.num_host_reads = 0
-        self.exchanges: dict[Any, Any] = {}
+        self.counts: list[dict[tuple[str, ...], int]] = []  # of the micro-batches of the last step
 
     @override
     def on_train_batch_start(
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
-        if not self.begin:
-            self.begin = self._tracker.place()
-        if self._num_steps:
-            self.num_batches += 1
+        self._tracker.mark(_TRAINING)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        if self._num_steps == _NUM_STEPS - 1:
+            self.counts.append(self._tracker.counts())
+        self._tracker.clear_counts()
+
+    @override
+    def on_before_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
+        self._tracker.mark("backward")
 
     @override
     def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
@@ -232,6 +329,7 @@ class _Follower(Callback):
         params = trainer.compiled_model.parameters()
         grads = [param.grad for param in params if param.grad is not None]
         self._tracker.label(grads, MemoryKind.GRADIENTS)
+        self._tracker.mark("after backward")
 
     @override
     def on_after_optimizer_step(
@@ -244,8 +342,3 @@ class _Follower(Callback):
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
         self._num_steps += 1
-        tracker = self._tracker
-        if self._num_steps == _NUM_STEPS:
-            self.flops, self.num_host_reads = tracker.flops, tracker.num_host_reads
-            self.exchanges = tracker.exchanges
-        tracker.clear_counts()

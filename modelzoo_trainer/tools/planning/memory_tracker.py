@@ -23,6 +23,12 @@ from modelzoo_trainer.base.devices import collective_of, is_for_real
 _NOWHERE: Final = torch.device("meta")
 
 
+FLOPS: Final = "flops"
+READS: Final = "host reads"
+EXCHANGE: Final = "exchange"
+"""First words of the names of counts."""
+
+
 class MemoryKind(StrEnum):
     """What memory is used for."""
 
@@ -53,6 +59,11 @@ class Peak:
     # the peak of each kind, at any moment
     highest: Counter[MemoryKind] = field(default_factory=Counter)
 
+    def update(self, total: int, now: Counter[MemoryKind]) -> None:
+        """Take a moment into account, if it is higher."""
+        if total > self.total:
+            self.total, self.parts = total, Counter(now)
+
 
 class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Track every operation while active, on fake and on real tensors.
@@ -77,6 +88,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self._live: dict[int, tuple[int, int, Any]] = {}  # by address: number, bytes, reference
         self._num_storages = 0
         self._copied: tuple[int, int] | None = None  # for the message in progress
+        self._marks: list[tuple[int, str]] = []  # index of the first event, name of the phase
 
     # ---- what happens
 
@@ -190,25 +202,42 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             if not kinds or self._kinds.get(number, MemoryKind.ACTIVATIONS) in kinds
         )
 
-    def place(self) -> int:
-        """Return the current index into the events, for `peak`."""
-        return len(self._events)
+    def mark(self, phase: str) -> None:
+        """Begin a phase, whose peak `peaks` returns; it may begin several times."""
+        self._marks.append((len(self._events), phase))
 
-    def peak(self, begin: int = 0) -> Peak:
-        """Return the moment of peak memory since an event index."""
-        found = Peak()
+    def peaks(self) -> dict[str, Peak]:
+        """Return the moment of peak memory of each phase; "" is the one before the first mark."""
+        marks = iter([*self._marks, (-1, "")])
         now: Counter[MemoryKind] = Counter()
-        total = 0
+        total, phase = 0, ""
+        found = {phase: Peak()}
+        begin, following = next(marks)
         for index, (number, change) in enumerate(self._events):
+            while index == begin:
+                phase = following
+                peak = found.setdefault(phase, Peak())
+                peak.update(total, now)
+                peak.highest |= now
+                begin, following = next(marks)
+            peak = found[phase]
             kind = self._kinds.get(number, MemoryKind.ACTIVATIONS)
             now[kind] += change
             total += change
-            if index == begin:
-                found.highest.update(now)
-            if index >= begin:
-                found.highest[kind] = max(found.highest[kind], now[kind])
-                if total > found.total:
-                    found.total, found.parts = total, Counter(now)
+            peak.highest[kind] = max(peak.highest[kind], now[kind])
+            peak.update(total, now)
+        return found
+
+    def peak(self) -> Peak:
+        """Return the moment of peak memory."""
+        return highest_of(self.peaks().values())
+
+    def counts(self) -> dict[tuple[str, ...], int]:
+        """Return the counts of operations and collectives, by name."""
+        found: dict[tuple[str, ...], int] = {(FLOPS,): self.flops, (READS,): self.num_host_reads}
+        for (kind, num), entry in self.exchanges.items():
+            for name in ("num_calls", "num_bytes", "num_sent"):
+                found[EXCHANGE, kind, str(num), name] = getattr(entry, name)
         return found
 
     def clear_counts(self) -> None:
@@ -231,6 +260,15 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             yield
         finally:
             UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+def highest_of(peaks: Iterable[Peak]) -> Peak:
+    """Return the moment of peak memory of several phases."""
+    found = Peak()
+    for one in peaks:
+        found.update(one.total, one.parts)
+        found.highest |= one.highest
+    return found
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from modelzoo_trainer.zoo.data.processor import (
     LoadingArguments,
     TensorRows,
 )
+from modelzoo_trainer.zoo.data.sample_features import Feature, Features
 
 
 @checked_dataclass(kw_only=True)
@@ -66,6 +67,10 @@ class DigitsProcessor(LoadingArguments, DataProcessor):
     def process(self, images: Tensor, labels: Tensor) -> BatchDataset:
         """Return the dataset of these images."""
         return TensorRows((images, labels))
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        return Feature((8, 8), torch.float32), Feature((), torch.int64)
 
     @override
     def missing(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import torch
 from annotated_types import Lt
@@ -24,6 +24,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import Interceptable, event
 from modelzoo_trainer.loading.batch_dataset import BatchDataset, already_a_batch, collate_samples
 from modelzoo_trainer.loading.seeded_sampler import SeededSampler
+from modelzoo_trainer.zoo.data.sample_features import Features
 
 ShuffleSeed = Annotated[NonNegativeSize, Lt(2**63)]
 
@@ -229,13 +230,32 @@ class DataProcessor(Interceptable):
         Raises:
             ConfigError: If an argument is invalid, or arguments exclude each other.
         """
-        unopened = object.__new__(cls)
-        known: Any = cls
-        vars(unopened).update({one.name: one.default for one in fields(known) if one.init})
-        vars(unopened).update(arguments)
+        unopened = cls.unopened(**arguments)
         if isinstance(unopened, LoadingArguments):
             unopened.loading_options()
         return unopened.missing()
+
+    @classmethod
+    def unopened(cls, **arguments: Any) -> Self:
+        """Return an instance of a dataclass with its arguments, whose constructor has not run."""
+        made = object.__new__(cls)
+        known: Any = cls
+        vars(made).update({one.name: one.default for one in fields(known) if one.init})
+        vars(made).update(arguments)
+        return made
+
+    def sample_features(self, model: Any) -> Features | None:
+        """Return shapes and types of a sample's tensors without reading data, for `plan`.
+
+        None, the default, if only the data show them. The instance is `unopened`.
+
+        `model`: whose lengths and settings samples follow.
+
+        Raises:
+            ConfigError: If an argument is missing that they follow from.
+        """
+        del model
+        return None
 
     def missing(self) -> list[str]:
         """Check the arguments without reading data; return what is missing on this machine.

@@ -1,11 +1,12 @@
 """Random data that a model can learn, for tests and benchmarks."""
 
 from numbers import Integral
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
 from torch import Generator, Tensor
+from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import Size, checked_dataclass
 from modelzoo_trainer.hooks.interceptors import event
@@ -15,6 +16,7 @@ from modelzoo_trainer.zoo.data.processor import (
     LoadingArguments,
     TensorRows,
 )
+from modelzoo_trainer.zoo.data.sample_features import Feature, Features, rows_of
 
 Rows = tuple[Tensor, Tensor] | dict[str, Tensor]
 
@@ -70,6 +72,12 @@ class SyntheticProcessor(LoadingArguments, DataProcessor):
     def process(self, rows: Rows) -> BatchDataset:
         """Return the dataset of these samples."""
         return TensorRows(rows)
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        if self.kind == "tokens":
+            return rows_of(("input_ids", "labels"), self.max_sequence_length)
+        return Feature((self.num_features,), torch.float32), Feature((), torch.int64)
 
 
 def _points(

@@ -1,6 +1,7 @@
 """Language modeling on text files."""
 
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import override
 
@@ -10,6 +11,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import event
 from modelzoo_trainer.loading.batch_dataset import BatchDataset
 from modelzoo_trainer.zoo.data.processor import DataProcessor, LoadingArguments
+from modelzoo_trainer.zoo.data.sample_features import Features, length_without_data, rows_of
 from modelzoo_trainer.zoo.data.token_cache import (
     CorpusFile,
     Split,
@@ -104,6 +106,10 @@ class TextFileProcessor(LoadingArguments, DataProcessor):
                 f"data_dir."
             )
         return windows
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        return rows_of(("input_ids", "labels"), length_without_data(self, model))
 
     @override
     def missing(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import torch
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import (
@@ -19,6 +20,7 @@ from modelzoo_trainer.base.constraints import (
 from modelzoo_trainer.core.parts.model_length import LENGTH, given_or_model_length
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.data.csv.files import CsvFile
+from modelzoo_trainer.zoo.data.csv.follow import followed
 from modelzoo_trainer.zoo.data.csv.masking import Masking
 from modelzoo_trainer.zoo.data.csv.pretraining_rows import (
     DynamicMaskRows,
@@ -26,6 +28,12 @@ from modelzoo_trainer.zoo.data.csv.pretraining_rows import (
     StaticMaskRows,
 )
 from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor
+from modelzoo_trainer.zoo.data.sample_features import (
+    Feature,
+    Features,
+    length_without_data,
+    rows_of,
+)
 from modelzoo_trainer.zoo.data.stream_processor import ALL_ARE_SHUFFLED, VOCAB_SIZE_IS_COMPARED
 from modelzoo_trainer.zoo.data.vocabulary import Vocabulary, missing_vocabulary
 
@@ -148,6 +156,12 @@ class BertCSVDynamicMaskDataProcessor(CsvProcessor):
         self.begin()
 
     @override
+    def sample_features(self, model: Any) -> Features:
+        length = length_without_data(self, model)
+        num = self.max_predictions_per_seq if self.gather_mlm_labels else length
+        return _masked(self, model, length, num, is_gathered=self.gather_mlm_labels)
+
+    @override
     def make_dataset(self, files: Sequence[CsvFile]) -> DynamicMaskRows:
         """Return the dataset of files."""
         return DynamicMaskRows(
@@ -207,6 +221,12 @@ class BertCSVDataProcessor(CsvProcessor):
         self.begin()
 
     @override
+    def sample_features(self, model: Any) -> Features:
+        length = length_without_data(self, model)
+        num = self.max_predictions_per_seq
+        return _masked(self, model, length, num or length, is_gathered=num is not None)
+
+    @override
     def make_dataset(self, files: Sequence[CsvFile]) -> StaticMaskRows:
         """Return the dataset of files."""
         return StaticMaskRows(
@@ -216,3 +236,19 @@ class BertCSVDataProcessor(CsvProcessor):
             disable_nsp=self.disable_nsp,
             seed=self.options.shuffle_seed,
         )
+
+
+def _masked(
+    processor: Any, model: Any, length: int, num_labels: int, *, is_gathered: bool
+) -> dict[str, Feature]:
+    """Return the features of samples whose masked tokens are predicted."""
+    found = rows_of(("input_ids", "attention_mask"), length)
+    found |= rows_of(("labels", "masked_lm_mask"), num_labels)
+    if is_gathered:
+        found |= rows_of(("masked_lm_positions",), num_labels)
+    owner, given = type(processor).__name__, processor.disable_nsp
+    if not followed(owner, "disable_nsp", given, model, default=False):
+        found |= {"token_type_ids": Feature((length,)), "next_sentence_label": Feature((1,))}
+    if processor.dynamic_mlm_scale:
+        found["mlm_loss_scale"] = Feature((1,), torch.float32)
+    return found

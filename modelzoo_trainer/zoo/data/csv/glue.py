@@ -30,6 +30,12 @@ from modelzoo_trainer.zoo.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor, folders_of
 from modelzoo_trainer.zoo.data.csv.rows import Arrays, CsvRows, check_pad
 from modelzoo_trainer.zoo.data.csv.word_pieces import WordPieces, missing_library
+from modelzoo_trainer.zoo.data.sample_features import (
+    Feature,
+    Features,
+    length_without_data,
+    rows_of,
+)
 from modelzoo_trainer.zoo.data.vocabulary import Vocabulary, missing_vocabulary
 
 _SHORTEST: Final = 5  # tokens: [CLS], [SEP] and a piece of each sentence
@@ -187,6 +193,12 @@ class GlueProcessor(CsvProcessor):
         if empty := next((one for one in found if not one.num_rows), None):
             raise ConfigError(f"{empty.path}: the file has no rows after its header. Add data.")
         return found
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        found = rows_of(names, length_without_data(self, model)) | {"labels": Feature(())}
+        return found | {key: Feature(()) for key in (() if self.is_training else self.val_subsets)}
 
     @override
     def make_dataset(self, files: Sequence[CsvFile]) -> SentenceRows:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import torch
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import (
@@ -22,6 +23,12 @@ from modelzoo_trainer.zoo.data.csv.files import CsvFile, CsvFiles, Ints
 from modelzoo_trainer.zoo.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor
 from modelzoo_trainer.zoo.data.csv.rows import Arrays, CsvRows, check_pad, integers
+from modelzoo_trainer.zoo.data.sample_features import (
+    Feature,
+    Features,
+    length_without_data,
+    rows_of,
+)
 from modelzoo_trainer.zoo.data.stream_processor import ALL_ARE_SHUFFLED
 
 _TOKEN_IDS: Final = "the files have token ids"
@@ -159,6 +166,13 @@ class BertSumCSVDataProcessor(CsvProcessor):
             self.max_sequence_length, "max_sequence_length", type(self).__name__
         )
         self.begin()
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        length, num = length_without_data(self, model), self.max_cls_tokens
+        found = rows_of(("input_ids", "attention_mask", "token_type_ids"), length)
+        found |= rows_of(("labels", "cls_indices"), num)
+        return found | {"cls_weights": Feature((num,), torch.float32)}
 
     @override
     def make_dataset(self, files: Sequence[CsvFile]) -> SummarizationRows:

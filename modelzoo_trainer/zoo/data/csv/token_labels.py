@@ -28,6 +28,7 @@ from modelzoo_trainer.zoo.data.csv.follow import followed
 from modelzoo_trainer.zoo.data.csv.pretraining_rows import check_length
 from modelzoo_trainer.zoo.data.csv.processor import CsvProcessor
 from modelzoo_trainer.zoo.data.csv.rows import Arrays, CsvRows, check_pad
+from modelzoo_trainer.zoo.data.sample_features import Features, length_without_data, rows_of
 from modelzoo_trainer.zoo.data.stream_processor import ALL_ARE_SHUFFLED
 from modelzoo_trainer.zoo.data.vocabulary import Vocabulary, missing_vocabulary
 
@@ -222,6 +223,11 @@ class BertTokenClassifierDataProcessor(CsvProcessor):
             "pads": (pad, self.attn_mask_pad_id or 0, self.labels_pad_id or 0),
         }
         self.begin()
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        names = ("input_ids", "attention_mask", "loss_mask", "token_type_ids", "labels")
+        return rows_of(names, length_without_data(self, model))
 
     @override
     def make_dataset(self, files: Sequence[CsvFile]) -> TokenLabelRows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import checked_dataclass
@@ -9,6 +11,8 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.data.hdf5.dataset import RowOptions
 from modelzoo_trainer.zoo.data.hdf5.masked_rows import MASKED_FEATURES, MASKED_VSL_FEATURES
 from modelzoo_trainer.zoo.data.hdf5.processor import MixtureProcessor
+from modelzoo_trainer.zoo.data.sample_features import Features, length_without_data, rows_of
+from modelzoo_trainer.zoo.rows.hdf5_format import LABELS
 
 
 @checked_dataclass(kw_only=True)
@@ -49,6 +53,12 @@ class BertHDF5DataProcessor(MixtureProcessor):
                 has_labels=True,
             )
         )
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        names = MASKED_VSL_FEATURES if self.use_vsl else MASKED_FEATURES
+        # Files may have labels of masked positions alone, which takes less.
+        return rows_of((*names, LABELS), length_without_data(self, model))
 
     @override
     def missing(self) -> list[str]:

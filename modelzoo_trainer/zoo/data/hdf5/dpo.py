@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from typing_extensions import override
 
@@ -11,6 +12,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.data.hdf5.dataset import RowOptions
 from modelzoo_trainer.zoo.data.hdf5.gpt import features_of
 from modelzoo_trainer.zoo.data.hdf5.processor import FolderProcessor
+from modelzoo_trainer.zoo.data.sample_features import Features, length_without_data, rows_of
 from modelzoo_trainer.zoo.rows.hdf5_format import DPO_FEATURES
 
 
@@ -47,6 +49,10 @@ class DpoHDF5DataProcessor(FolderProcessor):
                 "packed. Remove use_vsl."
             )
         _check_features(self.features_list, "DpoHDF5DataProcessor.features_list")
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        return rows_of(self.features_list or DPO_FEATURES, length_without_data(self, model))
 
     @override
     def missing(self) -> list[str]:

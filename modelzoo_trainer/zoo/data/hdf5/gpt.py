@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import Flag, Size, checked_dataclass, without_effect
 from modelzoo_trainer.errors import ConfigError, reason_of
 from modelzoo_trainer.zoo.data.hdf5.dataset import RowOptions
 from modelzoo_trainer.zoo.data.hdf5.processor import FolderProcessor, MixtureProcessor
-from modelzoo_trainer.zoo.data.hdf5.transforms import parse_transforms
+from modelzoo_trainer.zoo.data.hdf5.transforms import BatchTransform, parse_transforms
+from modelzoo_trainer.zoo.data.sample_features import (
+    Feature,
+    Features,
+    length_without_data,
+    rows_of,
+)
 from modelzoo_trainer.zoo.data.stream_processor import say_once
 from modelzoo_trainer.zoo.rows.hdf5_format import FEATURES, PARAMS, VSL_FEATURES
 
@@ -54,6 +63,17 @@ class GptHDF5MapDataProcessor(MixtureProcessor):
 
     def __post_init__(self) -> None:
         self.begin(self._rows())
+
+    @override
+    def sample_features(self, model: Any) -> Features | None:
+        if self.dataset_map_fn is not None:
+            return None
+        transforms = parse_transforms(self.data_transforms)
+        length = _length_before(transforms, length_without_data(self, model))
+        if self.max_sequence_length is not None:
+            length = self.max_sequence_length
+        names = VSL_FEATURES if self.use_vsl else FEATURES
+        return _features_after(transforms, names, length)
 
     @override
     def missing(self) -> list[str]:
@@ -124,10 +144,40 @@ class GptHDF5DataProcessor(FolderProcessor):
     repeat: Any = without_effect(EPOCHS_REPEAT)
     use_multiple_workers: Any = without_effect("num_workers decides")
 
+    @override
+    def sample_features(self, model: Any) -> Features:
+        given = self.features_list
+        names = features_of(type(self).__name__, self.data_dir, given, use_vsl=self.use_vsl)
+        return rows_of(names, length_without_data(self, model))
+
     def __post_init__(self) -> None:
         owner, vsl = type(self).__name__, self.use_vsl
         features = features_of(owner, self.data_dir, self.features_list, use_vsl=vsl)
         self.begin(RowOptions(features=features, vsl=vsl, seed=self.shuffle_seed or 0))
+
+
+def _length_before(transforms: Sequence[BatchTransform], limit: int) -> int:
+    """Return the length of samples that transforms make as long as the model allows."""
+    length = limit
+    while length > 1:
+        after = length
+        for one in transforms:
+            after = one.length_after(after)
+        if after <= limit:
+            return length
+        length -= after - limit
+    return limit
+
+
+def _features_after(
+    transforms: Sequence[BatchTransform], names: Sequence[str], length: int
+) -> Features:
+    """Return the features of changed samples: of a row of zeros, which they change."""
+    batch: Any = {name: torch.zeros(1, length, dtype=torch.int32) for name in names}
+    for one in transforms:
+        batch = one(batch, np.zeros(1, np.int64), (0, 0))
+    found: Features = tree_map(lambda row: Feature(tuple(row.shape[1:]), row.dtype), batch)
+    return found
 
 
 def features_of(

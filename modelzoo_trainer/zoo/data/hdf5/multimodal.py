@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final
 
+import torch
 from annotated_types import MaxLen, MinLen
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import Size, checked_dataclass, without_effect
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.data.hdf5.dataset import RowOptions
-from modelzoo_trainer.zoo.data.hdf5.image_rows import ImageOptions, ImageRows, missing_images
+from modelzoo_trainer.zoo.data.hdf5.image_rows import (
+    IMAGES,
+    PLACES,
+    ImageOptions,
+    ImageRows,
+    missing_images,
+)
 from modelzoo_trainer.zoo.data.hdf5.processor import MixtureProcessor
 from modelzoo_trainer.zoo.data.images.decoding import lacking_pillow, pillow
 from modelzoo_trainer.zoo.data.images.reading import ImageReader
 from modelzoo_trainer.zoo.data.images.transform import Hw
 from modelzoo_trainer.zoo.data.images.transforms import Pipeline, parse_transforms
+from modelzoo_trainer.zoo.data.sample_features import (
+    Feature,
+    Features,
+    length_without_data,
+    rows_of,
+)
 from modelzoo_trainer.zoo.data.stream_processor import PrecisionArguments, say_once
 from modelzoo_trainer.zoo.rows.hdf5_format import IMAGE_TEXT_FEATURES, MODALITY
 
@@ -87,6 +100,17 @@ class LlavaHDF5MapDataProcessor(PrecisionArguments, MixtureProcessor):
                 f"{type(self).__name__}: the files have {num} features in each row; only the "
                 f"first {len(self.features)} are used."
             )
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        found = rows_of(self.features, length_without_data(self, model))
+        pixels = Feature(tuple(self.image_data_size), torch.float32)
+        num = getattr(model, "num_features_of_image", None)
+        if MODALITY not in self.features or num is None:
+            return found | {IMAGES: pixels}
+        # Files decide how many images a row may have; one, in a plan without them.
+        pixels = pixels._replace(shape=(1, *pixels.shape))
+        return found | {IMAGES: pixels, PLACES: Feature((1, num))}
 
     @override
     def missing(self) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
@@ -62,7 +63,22 @@ from modelzoo_trainer.zoo.data.processor import (
     LoadingArguments,
     make_dataloader,
 )
+from modelzoo_trainer.zoo.data.sample_features import (
+    Feature,
+    Features,
+    length_without_data,
+    rows_of,
+)
 from modelzoo_trainer.zoo.data.token_cache import default_cache_dir
+from modelzoo_trainer.zoo.rows.hdf5_format import (
+    DPO_FEATURES,
+    FEATURES,
+    INPUTS,
+    LABELS,
+    MASK,
+    SEGMENTS,
+    VSL_FEATURES,
+)
 from modelzoo_trainer.zoo.rows.tokenizers import Tokenizer
 
 
@@ -276,6 +292,18 @@ class HuggingFaceDataProcessor(LoadingArguments, DataProcessor):
     @override
     def lengths_from_model(cls, arguments: Mapping[str, Any]) -> Mapping[str, str]:
         return {} if arguments.get("task") == "features" else LENGTH
+
+    @override
+    def sample_features(self, model: Any) -> Features | None:
+        if self.task == "features":
+            return None
+        length = length_without_data(self, model)
+        if self.task == "preference":
+            return rows_of(DPO_FEATURES, length)
+        if self.task != "classification":
+            return rows_of(VSL_FEATURES if self.packing else FEATURES, length)
+        segments = () if self.text_pair_column is None else (SEGMENTS,)
+        return rows_of((INPUTS, MASK, *segments), length) | {LABELS: Feature((), torch.int64)}
 
     @override
     def missing(self) -> list[str]:

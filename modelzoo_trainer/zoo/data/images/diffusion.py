@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
+import torch
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import (
@@ -19,7 +20,8 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import event
 from modelzoo_trainer.loading.stream import Member
 from modelzoo_trainer.zoo.data.images.folders import ImageFiles, find_images, missing_folder
-from modelzoo_trainer.zoo.data.images.latents import LATENTS, NoisyLatents
+from modelzoo_trainer.zoo.data.images.latents import LATENTS, NoisyLatents, settings_for
+from modelzoo_trainer.zoo.data.sample_features import Feature, Features
 from modelzoo_trainer.zoo.data.stream_processor import (
     PrecisionArguments,
     StreamProcessor,
@@ -99,6 +101,13 @@ class DiffusionLatentImageNet1KProcessor(PrecisionArguments, StreamProcessor):
     def load(self, data_dirs: list[str], split: str) -> list[ImageFiles]:
         """Return the files of a split in each folder."""
         return [find_images(one, split, LATENTS) for one in data_dirs]
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        given = {name: getattr(self, name) for name in _OF_THE_MODEL}
+        shape = settings_for(given, model).shape
+        found = {name: Feature(shape, torch.float32) for name in ("input", "diffusion_noise")}
+        return found | {"label": Feature(()), "timestep": Feature(())}
 
     @override
     def missing(self) -> list[str]:

@@ -21,7 +21,9 @@ from modelzoo_trainer.loading.stream import Member
 from modelzoo_trainer.zoo.data.images.block_masks import BlockMasks
 from modelzoo_trainer.zoo.data.images.decoding import lacking_pillow, pillow, read_rgb
 from modelzoo_trainer.zoo.data.images.folders import IMAGES, ImageFiles, find_images, missing_folder
+from modelzoo_trainer.zoo.data.images.imagenet import NUM_CHANNELS
 from modelzoo_trainer.zoo.data.images.multi_crop import LIST, CropSettings, stacked
+from modelzoo_trainer.zoo.data.sample_features import Feature, Features
 from modelzoo_trainer.zoo.data.stream_processor import (
     PrecisionArguments,
     StreamProcessor,
@@ -205,6 +207,24 @@ class DinoImageDataProcessor(PrecisionArguments, StreamProcessor):
     def load(self, root: str, split: str) -> ImageFiles:
         """Return the images of a split."""
         return find_images(root, split, _KIND)
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        _, crops, masks = self._checked()
+        found = {"labels": Feature(())}
+        views = {
+            "global_view": (crops.global_num_crops, crops.global_image_size),
+            "local_view": (crops.local_num_crops, crops.local_image_size),
+        }
+        found |= {
+            name: Feature((num, NUM_CHANNELS, side, side), torch.float32)
+            for name, (num, side) in views.items()
+            if num
+        }
+        if masks is not None:
+            shape = crops.global_num_crops, masks.side**2
+            found["collated_masks"] = Feature(shape, torch.bool)
+        return found
 
     @override
     def missing(self) -> list[str]:

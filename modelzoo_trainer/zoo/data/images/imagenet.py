@@ -26,6 +26,7 @@ from modelzoo_trainer.zoo.data.images.folders import ImageFiles, find_images, mi
 from modelzoo_trainer.zoo.data.images.reading import ImageReader
 from modelzoo_trainer.zoo.data.images.transform import Hw
 from modelzoo_trainer.zoo.data.images.transforms import Pipeline, parse_transforms
+from modelzoo_trainer.zoo.data.sample_features import Feature, Features
 from modelzoo_trainer.zoo.data.stream_processor import (
     PrecisionArguments,
     StreamProcessor,
@@ -33,6 +34,7 @@ from modelzoo_trainer.zoo.data.stream_processor import (
     say_without_effect,
 )
 
+NUM_CHANNELS: Final = 3
 _NOT_MIXED: Final = "images are not mixed, as in the Cerebras Model Zoo"
 
 
@@ -157,6 +159,11 @@ class ImageNet1KProcessor(PrecisionArguments, StreamProcessor):
     def load(self, data_dir: str, split: str) -> ImageFiles:
         """Return the images of a split."""
         return find_images(data_dir, split)
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        size, _ = self._checked()
+        return Feature((NUM_CHANNELS, *size), torch.float32), Feature(())
 
     @override
     def missing(self) -> list[str]:

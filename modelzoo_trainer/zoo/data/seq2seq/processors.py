@@ -9,6 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import torch
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import (
@@ -23,6 +24,12 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.hooks.interceptors import event
 from modelzoo_trainer.loading.stream import Member
 from modelzoo_trainer.zoo.data.folders import META, NamedFiles, distinct_folders, read_meta
+from modelzoo_trainer.zoo.data.sample_features import (
+    Feature,
+    Features,
+    length_without_data,
+    rows_of,
+)
 from modelzoo_trainer.zoo.data.seq2seq.rows import (
     PairRows,
     Seq2SeqLayout,
@@ -165,6 +172,17 @@ class SequencePairProcessor(StreamProcessor):
         Raises:
             ConfigError: If there are too few of them.
         """
+
+    @override
+    def sample_features(self, model: Any) -> Features:
+        inputs = length_without_data(self, model, "src_max_sequence_length")
+        outputs = length_without_data(self, model, "tgt_max_sequence_length")
+        found = rows_of(("input_ids", "attention_mask"), inputs)
+        found |= rows_of(("decoder_input_ids", "decoder_attention_mask", "labels"), outputs)
+        found["decoder_input_length"] = Feature((1,), torch.int64)
+        if self.dynamic_loss_weight:
+            found["loss_weight"] = Feature((1,), torch.float32)
+        return found
 
     @override
     def missing(self) -> list[str]:
