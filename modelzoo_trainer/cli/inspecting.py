@@ -45,7 +45,9 @@ def plan(options: argparse.Namespace, names: MakeNames) -> int:
         options.changes = [*given, *changes]
         return load_plans(options, names, for_a_run=False)
 
-    fits, text = plan_on_paper(load, options.world_size, options.memory, use_data=options.use_data)
+    fits, text = plan_on_paper(
+        load, options.world_size, options.memory, devices=options.devices, use_data=options.use_data
+    )
     code = output(hide_in_text(text))
     return code if fits else FAILED
 

@@ -297,11 +297,11 @@ def _parse_options(words: Sequence[str]) -> argparse.Namespace:
             "neither a command nor a file is given; write a command, such as fit FILE, or pass a "
             "file with -p/--params"
         )
-    is_sized = options.world_size is not None or options.memory is not None
-    if not options.plan and (is_sized or options.use_data):
+    sizes = options.world_size, options.memory, options.devices
+    if not options.plan and (options.use_data or any(one is not None for one in sizes)):
         parser.error(
-            "--world-size, --memory and --data require --plan; to train with several processes, "
-            "use torchrun"
+            "--world-size, --memory, --devices and --data require --plan; to train with several "
+            "processes, use torchrun"
         )
     options.action = _action(options)
     if options.mode is None and options.action != "check":
@@ -400,6 +400,12 @@ def _add_sizes(parser: _Arguments) -> None:
         metavar="SIZE",
         help="memory of the device of each process, such as 80GiB; if the run does not fit, print "
         "settings that do and exit with 1",
+    )
+    parser.add_argument(
+        "--devices",
+        metavar="N",
+        help="with --memory: search the smallest setting that fits on at most N devices: mesh, "
+        "micro-batch and recomputation",
     )
     parser.add_argument(
         "--data",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from modelzoo_trainer.base.devices import BackendError, fake_world
 from modelzoo_trainer.errors import ConfigError, in_bytes
 from modelzoo_trainer.tools.planning.figures import Figures, bytes_of, table
 from modelzoo_trainer.tools.planning.measure import measure
+from modelzoo_trainer.tools.planning.search import LoadPlans, report, search
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.config.plan import TrainerPlan
     from modelzoo_trainer.tools.planning.figures import Figures
 
 Try = Callable[[list[str]], Figures]
@@ -76,28 +76,30 @@ def _candidates(figures: Figures) -> Iterator[list[str]]:
         yield [*sharding, _META, _CHECKPOINTING]
 
 
-LoadPlans = Callable[[list[str]], "Sequence[TrainerPlan]"]
-
-
 def plan_on_paper(
     load: LoadPlans,
     world_size: str | None = None,
     memory: str | None = None,
     *,
+    devices: str | None = None,
     use_data: bool = False,
 ) -> tuple[bool, str]:
     """Return whether a file's trainers fit, and the tables of what they would need.
 
     `load`: returns the plans of the file, with further changes as for `--set`. `world_size`:
     number of processes; None = 1. `memory`: of each process's device, such as "80GiB"; None =
-    not checked. `use_data`: as of `measure`.
+    not checked. `devices`: the largest number of devices, among which the smallest setting that
+    fits is searched; None = `world_size` processes as the file has them. `use_data`: as of
+    `measure`.
 
     Raises:
         ConfigError: If an argument is invalid, or the processes do not fit the file.
     """
-    num = _number(world_size)
+    num = _number(world_size, "--world-size")
     limit = None if memory is None else bytes_of(memory)
     try:
+        if devices is not None:
+            return _search_all(load, _number(devices, "--devices"), limit, use_data=use_data)
         with fake_world(num):
             return _all_of(load, limit, use_data=use_data)
     except BackendError as error:
@@ -120,11 +122,27 @@ def _all_of(load: LoadPlans, limit: int | None, *, use_data: bool) -> tuple[bool
     return all_fit, "\n\n".join(texts)
 
 
-def _number(world_size: str | None) -> int:
-    if world_size is None:
-        return 1
-    if not (world_size.isascii() and world_size.isdecimal()) or int(world_size) < 1:
+def _search_all(
+    load: LoadPlans, devices: int, limit: int | None, *, use_data: bool
+) -> tuple[bool, str]:
+    if limit is None:
         raise ConfigError(
-            f"--world-size: expected an integer >= 1, got {world_size!r}. Example: --world-size 8."
+            "--devices searches a setting that fits, which requires --memory, such as "
+            "--memory 80GiB. To plan the file as it is, use --world-size."
         )
-    return int(world_size)
+    texts, all_fit = [], True
+    for index in range(len(load([]))):
+        found = search(load, index, devices, limit, use_data=use_data)
+        texts.append(report(found, devices, limit))
+        all_fit = all_fit and found.fits
+    return all_fit, "\n\n".join(texts)
+
+
+def _number(given: str | None, option: str) -> int:
+    if given is None:
+        return 1
+    if not (given.isascii() and given.isdecimal()) or int(given) < 1:
+        raise ConfigError(
+            f"{option}: expected an integer >= 1, got {given!r}. Example: {option} 8."
+        )
+    return int(given)

@@ -40,6 +40,7 @@ from modelzoo_trainer.tools.planning.repeats import Repeat, extrapolated, repeat
 from modelzoo_trainer.tools.planning.sample_batches import (
     Copies,
     LocalBatch,
+    Samples,
     find_samples,
     local_batch,
     repeated,
@@ -71,18 +72,32 @@ def measure(plan: TrainerPlan, *, use_data: bool = False, all_layers: bool = Fal
     Raises:
         ConfigError: If the plan does not train, or the processes do not fit it.
     """
-    if plan.method != "fit":
-        raise ConfigError(f"plan requires mode train or train_and_eval, got {plan.mode}.")
-    if "train_dataloader" not in plan.call:
-        raise ConfigError(
-            "plan requires a configuration file that runs fit: set fit.train_dataloader."
-        )
+    _check(plan)
     if not all_layers:
         found = _with_few_layers(plan, use_data=use_data)
         if found is not None:
             return found
     measured, _ = _Run(plan, use_data=use_data).measure()
     return figures_of(measured)
+
+
+def samples_of(plan: TrainerPlan, *, use_data: bool = False) -> Samples:
+    """Return what the training data of a plan are; inside `fake_world`.
+
+    Raises:
+        ConfigError: If the plan does not train, or its samples cannot be known.
+    """
+    _check(plan)
+    return _Run(plan, use_data=use_data).samples()
+
+
+def _check(plan: TrainerPlan) -> None:
+    if plan.method != "fit":
+        raise ConfigError(f"plan requires mode train or train_and_eval, got {plan.mode}.")
+    if "train_dataloader" not in plan.call:
+        raise ConfigError(
+            "plan requires a configuration file that runs fit: set fit.train_dataloader."
+        )
 
 
 def _with_few_layers(plan: TrainerPlan, *, use_data: bool) -> Figures | None:
@@ -144,6 +159,12 @@ class _Run:
                     trainer.close()
         except BackendError as error:
             raise ConfigError(str(error)) from None
+
+    def samples(self) -> Samples:
+        """Return what the data are, which may follow the model."""
+        with _measured(self._mode, MemoryTracker(self._mode)):
+            model = self._plan.init["model"].build()
+        return find_samples(self._plan, model, use_data=self._use_data)
 
     def _built(self, model: Module, tracker: MemoryTracker) -> Module:
         """Take a model that has been built, before it is sharded."""

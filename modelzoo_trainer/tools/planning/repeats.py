@@ -54,15 +54,20 @@ class Repeat:
 
 
 def repeats_of(model: Module) -> list[Repeat]:
-    """Return the repeated layers of a model: those of each `ModuleList` that is not inside one."""
-    groups: dict[Signature, list[str]] = defaultdict(list)
+    """Return the repeated layers of a model: those of each `ModuleList` that is not inside one.
+
+    Lists with equal layers, such as those of a copy that is not trained, are repeated together.
+    """
+    groups: dict[Signature, dict[str, ModuleList]] = defaultdict(dict)
     for name, layers in _lists(model):
-        groups[tuple(map(_signature, layers))].append(name)
+        groups[tuple(map(_signature, layers))][name] = layers
     found = []
-    for signatures, names in groups.items():
-        period = _period(signatures)
+    for group in groups.values():
+        trained = zip(*(map(_trained, layers) for layers in group.values()), strict=True)
+        first = next(iter(group.values()))
+        period = _period(list(zip(map(_signature, first), trained, strict=True)))
         if period is not None:
-            found.append(Repeat(tuple(names), len(signatures), period))
+            found.append(Repeat(tuple(group), len(first), period))
     return [one for one in found if one.num_left_out > 1]
 
 
@@ -88,10 +93,14 @@ def _signature(layer: Module) -> Signature:
     return tuple((name, type(one), *_own(one)) for name, one in layer.named_modules())
 
 
+def _trained(layer: Module) -> Signature:
+    return tuple(param.requires_grad for param in layer.parameters())
+
+
 def _own(module: Module) -> Iterator[Any]:
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None:
-            yield name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad
+            yield name, tuple(tensor.shape), tensor.dtype
     for name, value in sorted(vars(module).items()):
         if isinstance(value, float):
             yield name, value != 0  # such as a rate of dropout that increases with the depth

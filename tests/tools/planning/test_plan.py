@@ -328,7 +328,7 @@ def test_a_world_size_is_a_number(
 def test_the_options_of_the_plan_need_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(["--params", str(file), "--world-size", "8"])
-    assert "--world-size, --memory and --data require --plan" in capsys.readouterr().err
+    assert "--world-size, --memory, --devices and --data require --plan" in capsys.readouterr().err
 
 
 def test_a_lazy_device_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

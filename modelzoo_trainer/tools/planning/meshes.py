@@ -1,0 +1,174 @@
+"""Settings of a run that take less memory: meshes, recomputation, micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log2
+from typing import Any, Final
+
+from modelzoo_trainer.config.loader import to_yaml
+from modelzoo_trainer.tools.planning.figures import Figures
+from modelzoo_trainer.tools.planning.memory_tracker import MemoryKind
+
+Plain = dict[str, Any]
+
+RECOMPUTATIONS: Final = (None, "selective", "full")
+_SLOWER: Final = {None: 0.0, "selective": 0.05, "full": 0.33}
+_PER_TENSOR: Final = 0.1  # for each doubling of the processes along this axis
+_PER_CONTEXT: Final = 0.05
+_PER_HALVING: Final = 0.02  # of the micro-batch
+_LARGEST_TENSOR: Final = 8  # devices of a machine: this axis sends in every layer
+_LARGEST_CONTEXT: Final = 64
+_MICRO_BATCH: Final = "csx.performance.micro_batch_size"
+_FLAGS: Final = "ScopedTrainFlags"
+_OF_THE_MODEL: Final = (MemoryKind.PARAMETERS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Processes along each axis."""
+
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """All processes."""
+        return self.shard * self.context * self.tensor
+
+    @property
+    def num_parts(self) -> int:
+        """Processes that share one copy of the parameters."""
+        return self.num_devices if self.shard > 1 else self.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting that can be tried.
+
+    Args:
+        mesh: The processes.
+        recomputation: Value of `activation_checkpointing`.
+        num_samples: Of a batch, of each process.
+        micro_batch: Samples of a micro-batch.
+        sharding: Value of `sharding`, where the mesh has the axis.
+    """
+
+    mesh: Mesh
+    recomputation: str | None
+    num_samples: int
+    micro_batch: int
+    sharding: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def cost(self) -> float:
+        """How much longer a step takes than the operations of the model, roughly."""
+        return (
+            _SLOWER[self.recomputation]
+            + _PER_TENSOR * log2(self.mesh.tensor)
+            + _PER_CONTEXT * log2(self.mesh.context)
+            + _PER_HALVING * log2(self.num_samples / self.micro_batch)
+        )
+
+    @property
+    def kind(self) -> tuple[str | None, int, int]:
+        """What activations depend on, besides the micro-batch."""
+        return self.recomputation, self.mesh.context, self.mesh.tensor
+
+    def settings(self) -> Plain:
+        """Return the settings of the file, below `trainer.init`."""
+        mesh = self.mesh
+        axes = {"shard": mesh.shard, "context": mesh.context, "tensor": mesh.tensor}
+        backend: Plain = {"parallel": {name: size for name, size in axes.items() if size > 1}}
+        if mesh.shard > 1:
+            backend["sharding"] = dict(self.sharding)
+        if self.recomputation is not None:
+            backend["activation_checkpointing"] = self.recomputation
+        if self.micro_batch == self.num_samples:
+            return {"backend": backend}
+        return {"backend": backend, "callbacks": [{_FLAGS: {_MICRO_BATCH: self.micro_batch}}]}
+
+    def changes(self) -> list[str]:
+        """Return the same as for `--set`; settings of the file for other meshes are unset."""
+        backend = self.settings()["backend"]
+        keys = ("parallel", "sharding", "activation_checkpointing")
+        found = [f"init.backend.{key}={_in_line(backend.get(key) or None)}" for key in keys]
+        return [*found, f'init.callbacks[{_FLAGS}]."{_MICRO_BATCH}"={self.micro_batch}']
+
+    def yaml(self) -> str:
+        """Return the settings as a part of a file."""
+        return to_yaml({"trainer": {"init": self.settings()}}).rstrip()
+
+
+def _in_line(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_in_line(one)}" for key, one in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def device_numbers(most: int) -> list[int]:
+    """Return how many devices are tried: powers of two, and what divides the largest number."""
+    powers = {1 << power for power in range(most.bit_length())}
+    return sorted(powers | {num for num in range(1, most + 1) if most % num == 0})
+
+
+def choices(
+    num_devices: int,
+    num_samples: int,
+    *,
+    is_global: bool,
+    sharding: tuple[tuple[str, Any], ...],
+) -> Iterator[Choice]:
+    """Yield what may be tried with a number of devices.
+
+    Args:
+        num_devices: The number.
+        num_samples: Of a batch of the file.
+        is_global: Whether that is the batch of all processes, which must divide it.
+        sharding: Value of `sharding`.
+    """
+    for mesh in _meshes(num_devices):
+        if is_global and num_samples % mesh.shard:
+            continue
+        own = num_samples // mesh.shard if is_global else num_samples
+        for recomputation in RECOMPUTATIONS:
+            for size in _sizes(own):
+                yield Choice(mesh, recomputation, own, size, sharding)
+
+
+def _meshes(num: int) -> Iterator[Mesh]:
+    for tensor in _divisors(num, _LARGEST_TENSOR):
+        for context in _divisors(num // tensor, _LARGEST_CONTEXT):
+            yield Mesh(num // tensor // context, context, tensor)
+
+
+def _divisors(num: int, most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length()) if num % (1 << power) == 0]
+
+
+def _sizes(most: int) -> list[int]:
+    """Return sizes of micro-batches."""
+    return sorted({most, *(1 << power for power in range(most.bit_length()))})
+
+
+def guess(choice: Choice, known: Choice, figures: Figures) -> float:
+    """Return about how many bytes a process needs, from the figures of another choice.
+
+    Parameters, gradients and optimizer state are shared by the processes; activations are those of
+    a micro-batch, of which each process along `context` and `tensor` has its part.
+    """
+    share = known.mesh.num_parts / choice.mesh.num_parts
+    split = known.mesh.context * known.mesh.tensor / (choice.mesh.context * choice.mesh.tensor)
+    parts = figures.training.parts
+    factors: dict[MemoryKind, float] = dict.fromkeys(_OF_THE_MODEL, share)
+    factors[MemoryKind.ACTIVATIONS] = split * choice.micro_batch / known.micro_batch
+    factors[MemoryKind.EXCHANGE] = known.mesh.tensor / choice.mesh.tensor
+    factors[MemoryKind.BATCH] = choice.num_samples / known.num_samples
+    training = sum(size * factors.get(kind, 1.0) for kind, size in parts.items())
+    highest = figures.training.highest
+    update = share * sum(highest[kind] for kind in _OF_THE_MODEL)  # in the optimizer's step
+    return max(training, update)

@@ -1,0 +1,178 @@
+"""Find the smallest mesh that a run fits on: `plan FILE --devices 64 --memory 80GiB`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from modelzoo_trainer.base.devices import fake_world
+from modelzoo_trainer.errors import ConfigError, in_bytes
+from modelzoo_trainer.tools.planning.figures import Figures, in_thousands, table
+from modelzoo_trainer.tools.planning.measure import measure, samples_of
+from modelzoo_trainer.tools.planning.meshes import (
+    RECOMPUTATIONS,
+    Choice,
+    choices,
+    device_numbers,
+    guess,
+)
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.config.plan import TrainerPlan
+
+LoadPlans = Callable[[list[str]], "Sequence[TrainerPlan]"]
+
+_HALF: Final = ("bfloat16", "cbfloat16", "bf16")
+_SAME_KIND, _OTHER_KIND = 0.97, 0.85  # of a guess may be needed in truth
+_MOST: Final = 24  # measurements
+
+
+@dataclass(slots=True)
+class Found:
+    """The result of a search.
+
+    Args:
+        choice: The smallest setting that fits, or the one that needs least.
+        figures: What it needs.
+        fits: Whether it fits.
+        num_measured: How many settings were measured.
+    """
+
+    choice: Choice
+    figures: Figures
+    fits: bool
+    num_measured: int
+
+
+@dataclass(slots=True)
+class _Search:
+    """Choices that were measured, and guesses of others.
+
+    Args:
+        attempt: Returns the figures of a choice.
+        memory: Bytes of a device.
+    """
+
+    attempt: Callable[[Choice], Figures]
+    memory: int
+    known: list[tuple[Choice, Figures]] = field(default_factory=list)
+    refused: dict[tuple[Any, ...], str] = field(default_factory=dict)  # why, by kind
+
+    def measure(self, choice: Choice) -> Figures | None:
+        """Return the figures of a choice; None if the model or the data refuse it."""
+        for known, figures in self.known:
+            if known == choice:
+                return figures
+        try:
+            figures = self.attempt(choice)
+        except ConfigError as error:
+            self.refused[choice.kind] = str(error)
+            return None
+        self.known.append((choice, figures))
+        return figures
+
+    def may_fit(self, choice: Choice) -> bool:
+        """Return whether a choice may fit, by what is known of others."""
+        if choice.kind in self.refused or len(self.known) >= _MOST:
+            return False
+        same = [one for one in self.known if one[0].kind == choice.kind]
+        if same:
+            nearest = min(same, key=lambda one: _distance(one[0], choice))
+            return guess(choice, *nearest) * _SAME_KIND <= self.memory
+        alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
+        return all(guess(choice, *one) * _OTHER_KIND <= self.memory for one in alike[:1])
+
+
+def _distance(one: Choice, other: Choice) -> float:
+    return abs(one.cost - other.cost) + abs(one.mesh.num_devices - other.mesh.num_devices)
+
+
+def search(
+    load: LoadPlans, index: int, devices: int, memory: int, *, use_data: bool = False
+) -> Found:
+    """Return the smallest setting of a file's trainer that fits.
+
+    The fewest devices come first, then the setting that makes a step least slower (`Choice.cost`).
+    A few settings are measured; guesses from them tell which others may fit, and one that is
+    chosen has been measured.
+
+    Args:
+        load: Returns the plans of the file, with further changes as for `--set`.
+        index: Which of them.
+        devices: The largest number of devices.
+        memory: Bytes of each.
+        use_data: As of `measure`.
+
+    Raises:
+        ConfigError: If no setting can be measured.
+    """
+    plan = load([])[index]
+    with fake_world(1):
+        samples = samples_of(plan, use_data=use_data)
+
+    def attempt(choice: Choice) -> Figures:
+        with fake_world(choice.mesh.num_devices):
+            return measure(load(choice.changes())[index], use_data=use_data)
+
+    sharding = _sharding(plan)
+    numbers = device_numbers(devices)
+    by_number = {
+        number: sorted(
+            choices(number, samples.num, is_global=samples.is_global, sharding=sharding),
+            key=lambda one: one.cost,
+        )
+        for number in numbers
+    }
+    state = _Search(attempt, memory)
+    for recomputation in RECOMPUTATIONS:
+        _probe(state, by_number, recomputation)
+    for choice in (one for number in numbers for one in by_number[number]):
+        figures = state.measure(choice) if state.may_fit(choice) else None
+        if figures is not None and figures.peak_bytes <= memory:
+            return Found(choice, figures, True, len(state.known))
+    if not state.known:
+        raise ConfigError(next(iter(state.refused.values())))
+    nearest, figures = min(state.known, key=lambda one: one[1].peak_bytes)
+    return Found(nearest, figures, False, len(state.known))
+
+
+def _probe(state: _Search, by_number: dict[int, list[Choice]], recomputation: str | None) -> None:
+    """Measure one sample at a time on the most devices, without other axes."""
+    for number in reversed(by_number):
+        for choice in by_number[number]:
+            is_plain = choice.kind == (recomputation, 1, 1) and choice.micro_batch == 1
+            if is_plain:
+                state.measure(choice)
+                return
+
+
+def _sharding(plan: TrainerPlan) -> tuple[tuple[str, Any], ...]:
+    """Return the value of `sharding`: built after it is sharded, and used in half precision."""
+    precision = plan.init.get("precision")
+    given = {} if precision is None else precision.arguments
+    is_half = given.get("enabled") is not False and str(given.get("fp16_type", _HALF[0])) in _HALF
+    found: dict[str, Any] = {"meta_init": True}
+    if is_half:
+        found |= {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+    return tuple(found.items())
+
+
+def report(found: Found, devices: int, memory: int) -> str:
+    """Return the text of a result."""
+    choice, figures = found.choice, found.figures
+    need, limit = in_bytes(figures.peak_bytes), in_bytes(memory)
+    num = choice.mesh.num_devices
+    if found.fits:
+        lines = [
+            f"The smallest setting that fits has {num} of {devices} devices: {need} of {limit} on "
+            f"each, {in_thousands(figures.flops, 'FLOP')} per step."
+        ]
+    else:
+        lines = [
+            f"Nothing fits on {devices} devices with {limit}. The setting that comes nearest needs "
+            f"{need} on each of {num}. Use more devices, a smaller batch_size or a smaller model."
+        ]
+    words = " ".join(f"--set '{change}'" for change in choice.changes())
+    lines += ["", choice.yaml(), "", f"Or on the command line: {words}", "", table(figures)]
+    return "\n".join(lines)
