@@ -169,6 +169,11 @@ def guess(choice: Choice, known: Choice, figures: Figures) -> float:
     factors[MemoryKind.EXCHANGE] = known.mesh.tensor / choice.mesh.tensor
     factors[MemoryKind.BATCH] = choice.num_samples / known.num_samples
     training = sum(size * factors.get(kind, 1.0) for kind, size in parts.items())
+    return max(training, of_model(choice, known, figures))
+
+
+def of_model(choice: Choice, known: Choice, figures: Figures) -> float:
+    """Return the bytes of parameters, gradients and optimizer state, all there when it steps."""
     highest = figures.training.highest
-    update = share * sum(highest[kind] for kind in _OF_THE_MODEL)  # in the optimizer's step
-    return max(training, update)
+    share = known.mesh.num_parts / choice.mesh.num_parts
+    return share * sum(highest[kind] for kind in _OF_THE_MODEL)

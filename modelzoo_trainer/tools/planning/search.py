@@ -11,11 +11,11 @@ from modelzoo_trainer.errors import ConfigError, in_bytes
 from modelzoo_trainer.tools.planning.figures import Figures, in_thousands, table
 from modelzoo_trainer.tools.planning.measure import measure, samples_of
 from modelzoo_trainer.tools.planning.meshes import (
-    RECOMPUTATIONS,
     Choice,
     choices,
     device_numbers,
     guess,
+    of_model,
 )
 
 if TYPE_CHECKING:
@@ -72,9 +72,16 @@ class _Search:
         self.known.append((choice, figures))
         return figures
 
+    def knows(self, recomputation: str | None) -> bool:
+        """Return whether a choice with this recomputation has been tried."""
+        kinds = [*self.refused, *(one.kind for one, _ in self.known)]
+        return any(one[0] == recomputation for one in kinds)
+
     def may_fit(self, choice: Choice) -> bool:
         """Return whether a choice may fit, by what is known of others."""
         if choice.kind in self.refused or len(self.known) >= _MOST:
+            return False
+        if self.known and of_model(choice, *self.known[0]) * _SAME_KIND > self.memory:
             return False
         same = [one for one in self.known if one[0].kind == choice.kind]
         if same:
@@ -125,9 +132,9 @@ def search(
         for number in numbers
     }
     state = _Search(attempt, memory)
-    for recomputation in RECOMPUTATIONS:
-        _probe(state, by_number, recomputation)
     for choice in (one for number in numbers for one in by_number[number]):
+        if not state.knows(choice.recomputation) and state.may_fit(choice):
+            _probe(state, by_number, choice.recomputation)
         figures = state.measure(choice) if state.may_fit(choice) else None
         if figures is not None and figures.peak_bytes <= memory:
             return Found(choice, figures, True, len(state.known))

@@ -151,7 +151,7 @@ def test_what_comes_nearest_is_reported(find: Any) -> None:
 def test_devices_need_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from modelzoo_trainer.tools.planning.command import plan_on_paper
 
-    with pytest.raises(ConfigError, match="--devices .*requires --memory"):
+    with pytest.raises(ConfigError, match=r"--devices .*requires --memory"):
         plan_on_paper(lambda _: [], devices="8")
     with pytest.raises(ConfigError, match="--devices: expected an integer >= 1, got 'x'"):
         plan_on_paper(lambda _: [], devices="x", memory="1GiB")

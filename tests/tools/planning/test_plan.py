@@ -469,3 +469,74 @@ def test_a_plan_names_the_length_that_processes_cannot_split(file: Path) -> None
     message = r"context is 16, but a row has 16 positions.* a multiple of 32 "
     with pytest.raises(ConfigError, match=message), fake_world(16):
         measure(plan_of(file, ("init.backend.parallel={context: 16}",)))
+
+
+# ---- few layers of many
+
+
+LAYERS = "init.model.num_hidden_layers=9"
+FULL = "init.backend.activation_checkpointing=full"
+WINDOWS = (
+    "init.model.attention_sliding_window_length=4",
+    "init.model.sliding_window_every_other_decoder_layer=true",
+)
+PARTS = 'init.callbacks[ScopedTrainFlags]."csx.performance.micro_batch_size"=1'
+KINDS = {
+    "alone": (1, ()),
+    "shards": (2, (SHARD, FULL, "init.backend.sharding={meta_init: true}")),
+    "selective": (1, ("init.backend.activation_checkpointing=selective",)),
+    "tensor": (4, ("init.backend.parallel={tensor: 2, shard: 2}",)),
+    "windows": (1, (*WINDOWS, PARTS)),
+    "experts": (1, (MOE,)),
+    "accumulated": (2, (SHARD, PARTS, "init.loop.grad_accum_steps=2")),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_of_few_layers_are_those_of_all(file: Path, kind: str) -> None:
+    num, changes = KINDS[kind]
+    with fake_world(num):
+        plan = plan_of(file, (LAYERS, *changes))
+        all_layers, few = measure(plan, all_layers=True), measure(plan)
+
+    for name in ("num_params", "num_params_here", "flops", "num_host_reads", "num_batches"):
+        assert getattr(few, name) == getattr(all_layers, name), name
+    for name in ("checkpoint_bytes", "checkpoint_bytes_here", "peak_bytes"):
+        assert getattr(few, name) == pytest.approx(getattr(all_layers, name), rel=0.001), name
+    for one, other in ((few.training, all_layers.training), (few.building, all_layers.building)):
+        assert one.total == pytest.approx(other.total, rel=0.001)
+        assert one.parts == pytest.approx(other.parts, rel=0.01)
+        assert one.highest == pytest.approx(other.highest, rel=0.01)
+    assert {key: one.num_bytes for key, one in few.exchanges.items()} == (
+        {key: one.num_bytes for key, one in all_layers.exchanges.items()}
+    )
+
+
+def test_micro_batches_are_counted_and_not_all_measured(figures: Measure) -> None:
+    once, parts = figures(1), figures(1, PARTS)
+
+    assert (parts.num_batches, parts.batch_size, parts.num_samples) == (4, 1, 4)
+    assert parts.flops == once.flops
+    assert parts.training.highest[MemoryKind.BATCH] == once.training.highest[MemoryKind.BATCH]
+
+
+def test_the_smallest_setting_that_fits_is_printed(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(file, "--devices", "4", "--memory", "1GiB") == 0
+    text = capsys.readouterr().out
+    assert "The smallest setting that fits has 1 of 4 devices" in text
+    assert "--set 'init.backend.parallel=null'" in text
+
+
+@pytest.mark.slow
+def test_a_setting_that_is_printed_fits(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limit = "2.5MB"
+    assert run(file, "--devices", "8", "--memory", limit) == 0
+    text = capsys.readouterr().out
+    assert "parallel:" in text
+    changes = [word.strip("'") for word in text.partition("command line: ")[2].split(" --set ")]
+    changes = [one.removeprefix("--set '").splitlines()[0].strip("'") for one in changes]
+    num = int(text.partition("has ")[2].split()[0])
+    words = [f"--set={one}" for one in changes]
+    assert run(file, "--world-size", str(num), "--memory", limit, *words) == 0
