@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from .operators import define_operator
     from .parallel.collectives import collective_of
     from .parallel.context import ContextParallel
-    from .parallel.fake_world import fake_world, fake_world_backend, is_for_real
+    from .parallel.fake_world import (
+        fake_world,
+        fake_world_backend,
+        is_for_real,
+        num_buckets,
+    )
     from .peak_rates import device_name, peak_flops
     from .placement import map_tensors
     from .process_settings import (
@@ -76,7 +81,7 @@ _HOMES = {
     "operators": ("define_operator",),
     "parallel.collectives": ("collective_of",),
     "parallel.context": ("ContextParallel",),
-    "parallel.fake_world": ("fake_world_backend", "is_for_real", "fake_world"),
+    "parallel.fake_world": ("fake_world_backend", "is_for_real", "num_buckets", "fake_world"),
     "peak_rates": ("device_name", "peak_flops"),
     "reads": ("host_value",),
     "seeds": ("Stream", "step_seed"),
@@ -137,6 +142,7 @@ __all__ = [
     "make_backend",
     "map_tensors",
     "moved_rows",
+    "num_buckets",
     "peak_flops",
     "step_seed",
     "switch_names",

@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path, result in zip(paths, pending, strict=True):
             try:
                 row = result.get()
-            except Exception as error:  # of one file
+            except Exception as error:  # noqa: BLE001  # of one file
                 print(f"{path}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 continue
             if row is None:

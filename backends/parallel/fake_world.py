@@ -305,6 +305,12 @@ def _is_for_a_mesh() -> bool:
     return False
 
 
+def num_buckets(num_bytes: int) -> int:
+    """Return in how many messages DDP sends gradients, about: tensors are not split."""
+    first, other = _BUCKETS
+    return 1 + -(-max(0, num_bytes - first) // other)
+
+
 _OPTIONS: Final = (
     "activation_checkpointing",
     "find_unused_parameters",

@@ -98,6 +98,11 @@ class Setting(NamedTuple):
     num_batches: int
     num_samples: int
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each process has all parameters, of several."""
+        return self.world_size > 1 and self.axes.get("shard") == self.axes.get("tensor") == 1
+
 
 class Measured(NamedTuple):
     """A measured run, and its figures, each linear in the number of layers."""

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +22,7 @@ from modelzoo_trainer.base.devices import (
     BackendError,
     fake_world_backend,
     map_tensors,
+    num_buckets,
 )
 from modelzoo_trainer.callback import Batch, Callback, Outputs
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags
@@ -35,7 +36,7 @@ from modelzoo_trainer.tools.planning.figures import (
     figures_of,
     sizes_of,
 )
-from modelzoo_trainer.tools.planning.memory_tracker import MemoryKind, MemoryTracker
+from modelzoo_trainer.tools.planning.memory_tracker import EXCHANGE, MemoryKind, MemoryTracker
 from modelzoo_trainer.tools.planning.repeats import Repeat, extrapolated, repeats_of, shorten
 from modelzoo_trainer.tools.planning.sample_batches import (
     Copies,
@@ -113,7 +114,20 @@ def _with_few_layers(plan: TrainerPlan, *, use_data: bool) -> Figures | None:
     except ConfigError:
         return None  # such as an optimizer with groups of certain layers; else it is raised again
     numbers = extrapolated(least.numbers, [one.numbers for one in longer], repeats)
+    if least.setting.is_replicated:
+        _count_messages(numbers, least.numbers)
     return figures_of(least._replace(numbers=numbers))
+
+
+def _count_messages(
+    numbers: dict[tuple[str, ...], float], least: Mapping[tuple[str, ...], float]
+) -> None:
+    """Correct the number of messages that DDP sends, which depends on their sizes alone."""
+    for key in numbers:
+        if key[0] == EXCHANGE and key[1] == "all-reduce" and key[-1] == "num_calls":
+            size = *key[:-1], "num_bytes"
+            more = num_buckets(round(numbers[size])) - num_buckets(round(least.get(size, 0)))
+            numbers[key] = least.get(key, 0) + more
 
 
 class _Run:
