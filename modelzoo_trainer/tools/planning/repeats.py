@@ -139,7 +139,7 @@ def _watch(layer: Module, phase: str, mark: Callable[[str], None]) -> None:
     def end(module: Module, args: Any, output: Any) -> None:
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(begin_backward)
+                leaf.register_hook(begin_backward)  # type: ignore[no-untyped-call]  # in torch
                 return
 
     layer.register_forward_pre_hook(begin)
