@@ -73,7 +73,7 @@ class Attention(nn.Module):
             keys,
             values,
             scale=self.scale,
-            visible=context.visible[self.is_windowed],
+            visible=context.visible[int(self.is_windowed)],
             softcap=self.softcap,
             dropout=self.dropout_rate if self.training else 0.0,
             implementation=self.implementation,
