@@ -61,7 +61,9 @@ class Table:
         self.figures = {key: [] for key in cases}
         for number in range(self.options.rounds):
             for key, case in cases.items():
-                self.figures[key].append(measure(case, self.options.gib))
+                found = measure(case, self.options.gib)
+                self.figures[key].append(found)
+                print(f"{', '.join(key)}: {found}", file=sys.stderr, flush=True)
             print(f"round {number + 1} of {self.options.rounds}", file=sys.stderr, flush=True)
 
     def value(self, row: str, column: str, name: str) -> float:

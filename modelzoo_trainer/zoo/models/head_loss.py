@@ -166,7 +166,7 @@ class _Each(torch.autograd.Function):
 
 def _keeps_graph() -> bool:
     """Return whether the gradients may be needed again, for another backward pass."""
-    found = getattr(torch._C, "_get_current_graph_task_keep_graph", None)
+    found = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if found is None else bool(found())
 
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelzoo_trainer.zoo.models import head_chunks
+from modelzoo_trainer.zoo.models import head_chunks, head_loss
 from modelzoo_trainer.zoo.models.decoder_names import Gpt2
-from modelzoo_trainer.zoo.models.head_chunks import HeadSettings, chunk_size
+from modelzoo_trainer.zoo.models.head_chunks import HeadInputs, HeadSettings, chunk_size
+from modelzoo_trainer.zoo.models.head_loss import sum_of_losses
 from modelzoo_trainer.zoo.models.language_head import Scored, is_plain, losses_of, score
 
 NUM, WIDTH, VOCAB = 38, 16, 51
@@ -308,3 +309,29 @@ def test_a_head_with_hooks_or_a_class_of_its_own_is_called_as_a_module() -> None
     assert is_plain(head)
     assert not is_plain(type("Own", (nn.Linear,), {})(2, 2))
     assert not is_plain(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize("keeps_graph", [False, True])
+def test_gradients_are_copied_only_if_the_graph_is_kept(
+    monkeypatch: pytest.MonkeyPatch, keeps_graph: bool
+) -> None:
+    head, hidden, labels, weights = make()
+    seen = []
+    original = head_loss.scaled
+
+    def scaled(*args: Any, in_place: bool) -> Tensor:
+        seen.append(in_place)
+        return original(*args, in_place=in_place)
+
+    monkeypatch.setattr(head_loss, "scaled", scaled)
+    inputs = HeadInputs(
+        hidden.flatten(0, 1),
+        head.weight,
+        None,
+        labels.flatten(),
+        (weights * (labels >= 0)).flatten(),
+    )
+
+    sum_of_losses(inputs, HeadSettings()).total.backward(retain_graph=keeps_graph)
+
+    assert seen == [not keeps_graph] * 2
