@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from .errors import BackendError, BackendUnavailable, HostReadError, is_too_large
     from .grouped_products import grouped_linear, moved_rows
-    from .operators import define_operator
+    from .operators import attention_formulas, define_operator
     from .parallel.collectives import collective_of
     from .parallel.context import ContextParallel
     from .parallel.fake_world import (
@@ -78,7 +78,7 @@ _HOMES = {
     ),
     "errors": ("BackendError", "BackendUnavailable", "HostReadError", "is_too_large"),
     "grouped_products": ("grouped_linear", "moved_rows"),
-    "operators": ("define_operator",),
+    "operators": ("attention_formulas", "define_operator"),
     "parallel.collectives": ("collective_of",),
     "parallel.context": ("ContextParallel",),
     "parallel.fake_world": ("fake_world_backend", "is_for_real", "num_buckets", "fake_world"),
@@ -117,6 +117,7 @@ __all__ = [
     "StopRecord",
     "Stream",
     "World",
+    "attention_formulas",
     "backend_names",
     "collective_of",
     "define_operator",

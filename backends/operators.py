@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils.flop_counter import (
+    flop_registry,
+    register_flop_formula,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+    shape_wrapper,
+)
 
 NAMESPACE: Final = "modelzoo_trainer"
 
@@ -46,3 +52,25 @@ def define_operator(
     if flops is not None:
         register_flop_formula(operator)(flops)
     return operator
+
+
+def attention_formulas() -> dict[Any, Callable[..., int]]:
+    """Return the operations of attention kernels that torch's own counter does not know."""
+    found: dict[Any, Callable[..., int]] = {}
+    for kernel in ("flash_attention_for_cpu", "fused_attention_overrideable"):
+        for end, formula in (("", _attention), ("_backward", _attention_backward)):
+            packet = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{end}", None)
+            if packet is not None and packet not in flop_registry:
+                found[packet] = shape_wrapper(formula)  # type: ignore[no-untyped-call]
+                found[packet]._get_raw = True  # type: ignore[attr-defined]  # takes tensors
+    return found
+
+
+def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(
+    grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
+) -> int:
+    return int(sdpa_backward_flop_count(grad, query, key, value))  # type: ignore[no-untyped-call]

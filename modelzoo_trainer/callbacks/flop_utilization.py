@@ -14,7 +14,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.base.constraints import FinitePositiveFloat, checked
-from modelzoo_trainer.base.devices import device_name, map_tensors, peak_flops
+from modelzoo_trainer.base.devices import attention_formulas, device_name, map_tensors, peak_flops
 from modelzoo_trainer.callback import Batch, Loader, Outputs
 from modelzoo_trainer.callbacks.profiler import TrainingProfiler
 
@@ -36,7 +36,7 @@ class FlopCount:
         self._stack = ExitStack()
         if "torch._dynamo" in sys.modules:  # else nothing is compiled
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
-        counter = FlopCounterMode(display=False, custom_mapping=_attention_formulas())
+        counter = FlopCounterMode(display=False, custom_mapping=attention_formulas())
         counter.mod_tracker = _NoModules()  # type: ignore[assignment]  # has all it calls
         self._counter = self._stack.enter_context(counter)
         self._num_subtracted = 0
@@ -84,25 +84,6 @@ class _NoModules:
 
     def __exit__(self, *args: object) -> None:
         pass
-
-
-def _attention_formulas() -> dict[Any, Any]:
-    """Return formulas for attention kernels that torch's counter does not know."""
-    from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
-
-    def forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-        return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-
-    def backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-        return int(sdpa_backward_flop_count(grad, query, key, value))  # type: ignore[no-untyped-call]
-
-    found = {}
-    for kernel in ("flash_attention_for_cpu", "fused_attention_overrideable"):
-        for end, formula in (("", forward), ("_backward", backward)):
-            packet = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{end}", None)
-            if packet is not None and packet not in flop_registry:
-                found[packet] = formula
-    return found
 
 
 log = logging.getLogger("modelzoo_trainer.performance")

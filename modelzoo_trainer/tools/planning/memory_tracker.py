@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from typing_extensions import override
 
-from modelzoo_trainer.base.devices import collective_of, is_for_real
+from modelzoo_trainer.base.devices import attention_formulas, collective_of, is_for_real
 
 _NOWHERE: Final = torch.device("meta")
 
@@ -81,6 +81,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self._mode = mode
         self._on_host = on_host
         self.flops = 0
+        self._formulas = {**flop_registry, **attention_formulas()}
         self.num_host_reads = 0
         self.exchanges: dict[tuple[str, int], CollectiveTotals] = {}
         self._events: list[tuple[int, int]] = []  # number of the storage, change in bytes
@@ -116,7 +117,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     def _count(
         self, func: Any, args: Any, kwargs: Any, found: Any, tensors: Sequence[Tensor]
     ) -> None:
-        formula = flop_registry.get(func._overloadpacket)
+        formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
             self.flops += int(formula(*args, **kwargs, out_val=found))
         collective = collective_of(func, [*args, *kwargs.values()], on_host=self._on_host)

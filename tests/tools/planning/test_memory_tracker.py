@@ -111,3 +111,14 @@ def test_the_process_is_alone_again_after_the_run_on_paper() -> None:
     assert not dist.is_initialized()
     assert nn.Module._apply is apply
     assert nn.parallel.DistributedDataParallel.__init__ is init
+
+
+def test_attention_counts_on_the_host_too() -> None:
+    states = torch.zeros(1, 2, 16, 8, requires_grad=True)
+    tracker = MemoryTracker()
+    with tracker:
+        torch.nn.functional.scaled_dot_product_attention(
+            states, states, states, is_causal=True
+        ).sum().backward()
+
+    assert tracker.flops == 7 * 2 * 2 * 16 * 16 * 8  # products of 16 x 8 x 16 for each of two heads
