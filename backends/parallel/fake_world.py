@@ -288,7 +288,7 @@ class _Sent:
 
 
 def is_for_real(function: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operation uses real numbers: those of the ranks of a mesh."""
+    """Return whether an operation uses real numbers: the ranks of a mesh."""
     if function is not torch.ops.aten.arange.default and function is not _ARANGE_START:
         return False
     last = args[-1] if args else None

@@ -102,7 +102,7 @@ def _check(plan: TrainerPlan) -> None:
 
 
 def _with_few_layers(plan: TrainerPlan, *, use_data: bool) -> Figures | None:
-    """Return the figures, extrapolated from those of few layers; None if no layers repeat."""
+    """Return the figures, extrapolated from a model with few layers; None if not possible."""
     try:
         least, repeats = _Run(plan, use_data=use_data, is_short=True).measure()
         if not repeats:
@@ -154,7 +154,7 @@ class _Run:
         self._repeats: list[Repeat] = []
 
     def measure(self) -> tuple[Measured, list[Repeat]]:
-        """Return the figures, and the layers of which not all were measured.
+        """Return the figures, and the repeated layers, which were not all measured.
 
         Raises:
             ConfigError: If the plan cannot be measured.

@@ -158,8 +158,8 @@ def _sizes(most: int) -> list[int]:
 def guess(choice: Choice, known: Choice, figures: Figures) -> float:
     """Return about how many bytes a process needs, from the figures of another choice.
 
-    Parameters, gradients and optimizer state are shared by the processes; activations are those of
-    a micro-batch, of which each process along `context` and `tensor` has its part.
+    Parameters, gradients and optimizer state are shared by the processes. Activations grow
+    with the micro-batch, and are split along `context` and `tensor`.
     """
     share = known.mesh.num_parts / choice.mesh.num_parts
     split = known.mesh.context * known.mesh.tensor / (choice.mesh.context * choice.mesh.tensor)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 from torch.utils._pytree import tree_leaves
 
-_NUM_PERIODS: Final = 3  # measured: the first, one in between, and the last
+_NUM_ENDS: Final = 2  # layers that have a neighbour on one side only
 _LONGEST_PERIOD: Final = 8  # layers
 _PLAIN: Final = (bool, int, str, type(None))
-_NUMBERS: Final = ("index", "idx", "number", "layer_id")
-"""Names of attributes with the number of a layer, which do not make it another kind of layer."""
+_NUMBERS: Final = ("index", "idx", "number", "layer_id", "training")
+"""Attributes that make no other kind of layer: its number, and its mode."""
 
 Signature = tuple[Any, ...]
 Numbers = dict[tuple[str, ...], float]
@@ -37,8 +37,9 @@ class Repeat:
 
     @property
     def num_measured(self) -> int:
-        """Layers of the smallest model that is measured."""
-        return _NUM_PERIODS * self.period + self.num_layers % self.period
+        """Layers of the smallest model that is measured: one at each end, and all kinds between."""
+        least = self.period + _NUM_ENDS
+        return least + (self.num_layers - least) % self.period
 
     @property
     def num_left_out(self) -> int:
@@ -46,17 +47,16 @@ class Repeat:
         return (self.num_layers - self.num_measured) // self.period
 
     def place(self, index: int, num: int) -> str:
-        """Return the phase of a layer: of the first period, the last one, or of those between."""
-        if index < self.period:
+        """Return the phase of a layer: the first one, the last one, or those between."""
+        if index == 0:
             return "first"
-        is_last = index >= num - self.period - num % self.period
-        return "last" if is_last else "middle"
+        return "last" if index == num - 1 else "middle"
 
 
 def repeats_of(model: Module) -> list[Repeat]:
-    """Return the repeated layers of a model: those of each `ModuleList` that is not inside one.
+    """Return the repeated layers of a model: of each `ModuleList` that is not inside another.
 
-    Lists with equal layers, such as those of a copy that is not trained, are repeated together.
+    Lists with equal layers, such as a copy that is not trained, are repeated together.
     """
     groups: dict[Signature, dict[str, ModuleList]] = defaultdict(dict)
     for name, layers in _lists(model):
@@ -82,7 +82,7 @@ def _lists(model: Module, name: str = "") -> Iterator[tuple[str, ModuleList]]:
 
 def _period(signatures: Sequence[Signature]) -> int | None:
     num = len(signatures)
-    for period in range(1, min(_LONGEST_PERIOD, num // _NUM_PERIODS) + 1):
+    for period in range(1, min(_LONGEST_PERIOD, num // 2) + 1):
         if all(signatures[i] == signatures[i + period] for i in range(num - period)):
             return period
     return None
@@ -116,7 +116,7 @@ def shorten(
     Args:
         model: The model.
         repeats: Its repeated layers.
-        more: Index of those that get one period more; None = all have the least.
+        more: Index of the layers that get one period more; None = all have the least.
         mark: Called with the name of each phase that begins.
     """
     for number, one in enumerate(repeats):

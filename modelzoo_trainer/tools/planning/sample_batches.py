@@ -57,7 +57,7 @@ class LocalBatch:
         return sum(leaf.nbytes for leaf in leaves) // num * (self.num_samples - num)
 
     def weights(self, num_batches: int) -> list[int]:
-        """Return how often each measured micro-batch occurs in a step of so many batches."""
+        """Return how often each measured micro-batch occurs in a step of `num_batches`."""
         return [
             outer * inner for outer in repeated(num_batches) for inner in repeated(self.num_parts)
         ]

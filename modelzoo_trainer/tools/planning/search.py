@@ -29,7 +29,7 @@ _MOST: Final = 24  # measurements
 
 
 @dataclass(slots=True)
-class Found:
+class Smallest:
     """The result of a search.
 
     Args:
@@ -97,7 +97,7 @@ def _distance(one: Choice, other: Choice) -> float:
 
 def search(
     load: LoadPlans, index: int, devices: int, memory: int, *, use_data: bool = False
-) -> Found:
+) -> Smallest:
     """Return the smallest setting of a file's trainer that fits.
 
     The fewest devices come first, then the setting that makes a step least slower (`Choice.cost`).
@@ -137,11 +137,11 @@ def search(
             _probe(state, by_number, choice.recomputation)
         figures = state.measure(choice) if state.may_fit(choice) else None
         if figures is not None and figures.peak_bytes <= memory:
-            return Found(choice, figures, True, len(state.known))
+            return Smallest(choice, figures, True, len(state.known))
     if not state.known:
         raise ConfigError(next(iter(state.refused.values())))
     nearest, figures = min(state.known, key=lambda one: one[1].peak_bytes)
-    return Found(nearest, figures, False, len(state.known))
+    return Smallest(nearest, figures, False, len(state.known))
 
 
 def _probe(state: _Search, by_number: dict[int, list[Choice]], recomputation: str | None) -> None:
@@ -165,7 +165,7 @@ def _sharding(plan: TrainerPlan) -> tuple[tuple[str, Any], ...]:
     return tuple(found.items())
 
 
-def report(found: Found, devices: int, memory: int) -> str:
+def report(found: Smallest, devices: int, memory: int) -> str:
     """Return the text of a result."""
     choice, figures = found.choice, found.figures
     need, limit = in_bytes(figures.peak_bytes), in_bytes(memory)
