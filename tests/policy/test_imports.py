@@ -92,8 +92,9 @@ def test_the_command_line_answers_without_torch(name: str, root: Path, tmp_path:
             "zoo.callbacks.hugging_face_checkpoint",
             ["torch.distributed.tensor"],
         ),
+        ("import modelzoo_trainer.zoo.models.dpo", "zoo.models.head_loss", ["torch._dynamo"]),
     ],
-    ids=["the trainer", "a callback for kinds of models"],
+    ids=["the trainer", "a callback for kinds of models", "language models"],
 )
 def test_what_takes_longer_to_import_than_the_trainer_is_not_brought(
     root: Path, tmp_path: Path, statement: str, brings: str, brings_not: list[str]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from modelzoo_trainer.zoo.models.autocast import product_dtype
 from modelzoo_trainer.zoo.models.head_chunks import (
@@ -181,11 +182,11 @@ def _needed(inputs: HeadInputs) -> tuple[bool, bool, bool]:
     )
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # untyped in torch
+@_disable_dynamo  # torch.compiler.disable would import torch's compiler, for seconds
 def _uncompiled_sum(inputs: HeadInputs, plan: Plan) -> Any:
     return _Sum.apply(*inputs, plan)  # type: ignore[no-untyped-call]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # untyped in torch
+@_disable_dynamo  # torch.compiler.disable would import torch's compiler, for seconds
 def _uncompiled_each(inputs: HeadInputs, plan: Plan) -> Any:
     return _Each.apply(*inputs, plan)  # type: ignore[no-untyped-call]
