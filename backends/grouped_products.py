@@ -215,11 +215,13 @@ def _linear_by_loop(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def _outer_by_loop(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
-    found = left.new_zeros(ends.shape[0], left.shape[1], right.shape[1])
+    found = left.new_empty(ends.shape[0], left.shape[1], right.shape[1])
     begin = 0
     for total, end in zip(found, ends.tolist(), strict=True):
         if end > begin:
             torch.mm(left[begin:end].t(), right[begin:end], out=total)
+        else:
+            total.zero_()
         begin = end
     return found
 
