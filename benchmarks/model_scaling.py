@@ -36,6 +36,7 @@ MEMORY_LIMIT, TIME_LIMIT, TIMED_AT = 1.2, 1.0, 8192
 HEAD_LIMITS: Final = (1 / 8, 1.5)  # of the logits' memory, of the time
 EXPERTS_LIMIT: Final = 1.25
 GIB: Final = 1 << 30
+SMALLEST: Final = 1e-9  # tiny sizes may fit into memory that the process has
 SAME: Final = 1e-4  # relative difference of two losses
 
 
@@ -73,7 +74,9 @@ class Table:
     def ratio(self, row: str, base: str, column: str, name: str) -> float:
         """Return the median of the ratios to another row."""
         pairs = zip(self.figures[row, column], self.figures[base, column], strict=True)
-        return statistics.median(getattr(one, name) / getattr(two, name) for one, two in pairs)
+        return statistics.median(
+            getattr(one, name) / max(getattr(two, name), SMALLEST) for one, two in pairs
+        )
 
     def cell(self, row: str, base: str, column: str) -> str:
         """Return memory and time, and their ratios to another row."""
@@ -115,7 +118,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterator[list[str]]) -
 def attention(table: Table) -> None:
     """Print the costs of attention over the length."""
     is_quick = table.options.quick
-    lengths, vocab = ((256, 512), 128) if is_quick else (table.options.lengths, 8192)
+    lengths, vocab = ((512,), 128) if is_quick else (table.options.lengths, 8192)
     columns = {f"T {length:,}": length for length in lengths}
     kinds = (FULL, *LIMITED, *OTHERS)
     table.measure(
@@ -145,7 +148,7 @@ def head(table: Table) -> None:
     """Print the costs of the output layer over the vocabulary."""
     length, hidden, sizes = 2048, 1024, (32768, 131072)
     if table.options.quick:
-        length, hidden, sizes = 64, 16, (256, 512)
+        length, hidden, sizes = 64, 16, (512,)
     columns = {f"V {vocab:,}": vocab for vocab in sizes}
     plain = "the plain head"
     table.measure(
@@ -179,10 +182,10 @@ def head(table: Table) -> None:
 
 def experts(table: Table) -> None:
     """Print the costs of experts over their number."""
-    loop, length, width = "grouped_mm by hand", 1024, 1792
+    loop, length, width, sizes = "grouped_mm by hand", 1024, 1792, ((8, 2), (32, 2), (32, 8))
     if table.options.quick:
-        length, width = 64, 32
-    columns = {f"{num} experts, top {k}": (num, k) for num, k in ((8, 2), (32, 2), (32, 8))}
+        length, width, sizes = 64, 32, ((8, 2),)
+    columns = {f"{num} experts, top {k}": (num, k) for num, k in sizes}
     table.measure(
         {
             (kind, column): {
@@ -198,7 +201,15 @@ def experts(table: Table) -> None:
         }
     )
     rows = (
-        [kind, *(table.cell(kind, loop, column) for column in columns)] for kind in (loop, OURS)
+        [
+            kind,
+            *(
+                f"{table.value(kind, column, 'seconds'):.2f} s "
+                f"({table.ratio(kind, loop, column, 'seconds'):.2f})"
+                for column in columns
+            ),
+        ]
+        for kind in (loop, OURS)
     )
     print_table("experts (ratios: to grouped_mm)", list(columns), rows)
     for column in columns:
@@ -213,7 +224,7 @@ def transformers(table: Table) -> None:
     if importlib.util.find_spec(theirs) is None:
         print("\ntransformers is not installed: no comparison with its models.")
         return
-    lengths, vocab = ((256, 512), 128) if table.options.quick else ((1024, 4096), 8192)
+    lengths, vocab = ((512,), 128) if table.options.quick else ((1024, 4096), 8192)
     names = ("llama", "mistral", "gemma2", "mixtral")
     columns = {f"{name}, T {length:,}": (name, length) for name in names for length in lengths}
     table.measure(
