@@ -480,7 +480,7 @@ WITH_INERT = [
 ]
 
 
-OURS = {"attention_qk_norm"}  # options that the Model Zoo does not have
+OURS = {"attention", "attention_qk_norm"}  # options that the Model Zoo does not have
 
 
 def test_most_models_have_fields_without_effect():
