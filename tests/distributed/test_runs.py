@@ -99,8 +99,8 @@ def nothing_was_written(folder: Path) -> bool:
 WRONG = {
     "mesh": (
         [["init.backend.parallel={shard: 3}"]] * 2,
-        r"process \d: backend.parallel is \{replicate: -1, shard: 3, context: 1, tensor: 1\}, which "
-        r"requires a multiple of 3 processes, but there are 2\.",
+        r"process \d: backend.parallel is \{replicate: -1, shard: 3, context: 1, tensor: 1\}, "
+        r"which requires a multiple of 3 processes, but there are 2\.",
     ),
     "different": (
         [[], ["init.seed=8"]],

@@ -134,8 +134,9 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, N, T, E) and the logarithms of the sums of weights (B, N, T)."""
     blocks = _Blocks(queries, keys, seed, _visible(after, before, padding, bias, rule), scoring)
-    grouped = _by_group(values)
-    output = queries.new_empty((*blocks.shape, values.shape[-1]))
+    grouped = values.flatten(0, 1)
+    found = _positions_first(queries, values.shape[-1])
+    output = found.view(*blocks.shape, -1)
     sums = torch.empty(blocks.shape, dtype=blocks.dtype, device=queries.device)
     for tile in blocks.tiles():
         weights = blocks.scores(tile)[0]
@@ -146,16 +147,25 @@ def _attend(
         kept = blocks.kept(tile)
         if kept is not None:
             weights.mul_(kept)
-        found = _times(blocks.flat(weights), of_keys(grouped, tile, 1))
-        found = found.view(*total.shape[:-1], -1) / total
-        output[..., tile.first : tile.last, :] = found
-    return output.flatten(1, 2), sums.flatten(1, 2)
+        sum_of_values = _times(blocks.flat(weights), of_keys(grouped, tile, 1))
+        own = sum_of_values.view(*total.shape[:-1], -1) / total
+        output[..., tile.first : tile.last, :] = own
+    return found, sums.flatten(1, 2)
+
+
+def _positions_first(queries: Tensor, width: int) -> Tensor:
+    """Return an empty tensor (B, N, T, width) that lies in memory as (B, T, N, width).
+
+    As linear layers make and take it, so that it is not copied.
+    """
+    size, heads, num_queries, _ = queries.shape
+    return queries.new_empty((size, num_queries, heads, width)).transpose(1, 2)
 
 
 def _shapes(queries: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(queries.dtype, torch.float32)
-    size = queries.shape[:3]
-    return queries.new_empty((*size, values.shape[-1])), queries.new_empty(size, dtype=wide)
+    output = _positions_first(queries, values.shape[-1])
+    return output, queries.new_empty(queries.shape[:3], dtype=wide)
 
 
 def _attend_backward(
@@ -176,12 +186,14 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys, values and bias (empty if it is not trained)."""
     blocks = _Blocks(queries, keys, seed, _visible(after, before, padding, bias, rule), scoring)
-    grouped = _by_group(values)
-    of_queries = torch.empty(blocks.queries.shape, dtype=blocks.dtype, device=queries.device)
-    of_key_sums = torch.zeros(blocks.keys.shape, dtype=blocks.dtype, device=queries.device)
-    of_values = torch.zeros(grouped.shape, dtype=blocks.dtype, device=queries.device)
+    grouped = values.flatten(0, 1)
+    of_queries = torch.empty_like(queries)
+    of_key_sums = torch.zeros_like(keys, dtype=blocks.dtype)
+    of_values = torch.zeros_like(values, dtype=blocks.dtype)
     of_bias = torch.zeros_like(bias if trains_bias and bias is not None else sums.new_empty(0))
-    gradient, output = (one.view(*blocks.shape, -1) for one in (gradient.contiguous(), output))
+    gradient, output, rows_of_queries = (
+        one.view(*blocks.shape, -1) for one in (gradient, output, of_queries)
+    )
     sums = sums.view(blocks.shape)
     for tile in blocks.tiles():
         rows = slice(tile.first, tile.last)
@@ -203,14 +215,9 @@ def _attend_backward(
             of_scores.mul_(slopes)
         flat = blocks.flat(of_scores.mul_(blocks.scoring.scale))
         found = _times(flat, of_keys(blocks.keys, tile, 1))
-        of_queries[..., rows, :] = found.view(*inner.shape[:-1], -1)
+        rows_of_queries[..., rows, :] = found.view(*inner.shape[:-1], -1)
         _add(of_key_sums, tile, _times(flat.transpose(1, 2), blocks.flat(blocks.rows(tile))))
-    return (
-        of_queries.flatten(1, 2).to(queries.dtype),
-        of_key_sums.view(keys.shape).to(keys.dtype),
-        of_values.view(values.shape).to(values.dtype),
-        of_bias,
-    )
+    return of_queries, of_key_sums.to(keys.dtype), of_values.to(values.dtype), of_bias
 
 
 def _shapes_backward(
@@ -231,9 +238,9 @@ def _shapes_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_bias = bias if trains_bias and bias is not None else sums.new_empty(0)
     return (
-        queries.new_empty(queries.shape),
-        keys.new_empty(keys.shape),
-        values.new_empty(values.shape),
+        torch.empty_like(queries),
+        torch.empty_like(keys),
+        torch.empty_like(values),
         of_bias.new_empty(of_bias.shape),
     )
 
@@ -324,8 +331,8 @@ class _Blocks:
         size, heads, self.num_queries, width = queries.shape
         groups, self.num_keys = keys.shape[1:3]
         self.shape = (size, groups, heads // groups, self.num_queries)
-        self.queries = queries.reshape(*self.shape, width)
-        self.keys = _by_group(keys)
+        self.queries = queries.view(*self.shape, width)
+        self.keys = keys.flatten(0, 1)  # a view for one sequence
         self.seed, self.visible, self.scoring = seed, visible, Scoring(*scoring)
         self.dtype = torch.promote_types(queries.dtype, torch.float32)
         self._height = block_height(visible, size * heads, self.num_queries, self.num_keys)
@@ -399,11 +406,6 @@ class _Blocks:
             begin += width
 
 
-def _by_group(states: Tensor) -> Tensor:
-    """Return keys or values as (B * G, S, width), in one piece."""
-    return states.contiguous().flatten(0, 1)
-
-
 def _times(left: Tensor, right: Tensor) -> Tensor:
     """Return the matrix products, at least float32, also of half precision."""
     wide = torch.promote_types(torch.promote_types(left.dtype, right.dtype), torch.float32)
@@ -411,10 +413,10 @@ def _times(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _add(total: Tensor, tile: Tile, found: Tensor) -> None:
-    """Add what a block found for its keys."""
-    begin = 0
+    """Add what a block found for its keys, (B * G, keys, width), to (B, G, S, width)."""
+    found, begin = found.view(*total.shape[:2], -1, total.shape[3]), 0
     for start, stop in tile.keys:
-        total[:, start:stop] += found[:, begin : begin + stop - start]
+        total[:, :, start:stop] += found[:, :, begin : begin + stop - start]
         begin += stop - start
 
 
