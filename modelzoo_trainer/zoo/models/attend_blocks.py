@@ -363,7 +363,7 @@ class _Blocks:
         if self.scoring.softcap:
             found.div_(self.scoring.softcap).tanh_()
             if with_slopes:
-                slopes = 1 - found * found
+                slopes = found.square().neg_().add_(1)
             found.mul_(self.scoring.softcap)
         bias = bias_of(self.visible, tile, self.num_keys)
         if bias is not None:
