@@ -12,7 +12,9 @@ Dimension letters: B batch, T queries, S keys, N heads, G groups of keys and val
 dimension of queries and keys, E of values, R distances with a bias.
 """
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -33,9 +35,10 @@ from modelzoo_trainer.zoo.models.visible import (
 
 _Found = TypeVar("_Found")
 
-_SCORES: Final = 1 << 20  # of a block, of all sequences and heads
+_SCORES: Final = 1 << 20  # of a block, in all its sequences and heads
 _TALLEST: Final = 512  # queries of a block
-_SHORTEST: Final = 16
+_SHORTEST: Final = 64  # with fewer, products are slow
+_FEWEST_GROUPS: Final = 2  # of keys in a block: they share a mask
 _MIX: Final = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
 """Shifts and factors of `lowbias32`: Wellons 2018, https://nullprogram.com/blog/2018/07/31/."""
 _ODD: Final = (0x9E3779B1 - (1 << 32), 0x85EBCA77 - (1 << 32))
@@ -107,17 +110,23 @@ def _visible(
     )
 
 
-def block_height(visible: Visible, num_rows: int, num_queries: int, num_keys: int) -> int:
-    """Return the number of queries in a block; `num_rows`: of sequences times heads."""
+def block_height(visible: Visible, num_heads: int, num_queries: int, num_keys: int) -> int:
+    """Return the number of queries in a block; `num_heads`: of a group of keys."""
     if visible.window is not None and visible.hides_by_window(num_keys):
         # A block sees `window` keys more than it has queries: higher blocks share them, but most of
         # their queries do not see most of these keys.
-        tallest = min(_TALLEST, max(64, visible.window // 4))
-        seen = visible.window + tallest + visible.sinks
+        tallest = min(_TALLEST, max(_SHORTEST, visible.window // 4))
     else:
-        tallest, seen = _TALLEST, num_keys
-    fits = _SCORES // (num_rows * min(seen, num_keys))
+        tallest = _TALLEST
+    fits = _SCORES // (_FEWEST_GROUPS * num_heads * num_seen(visible, tallest, num_keys))
     return max(1, min(num_queries, tallest, max(_SHORTEST, fits)))
+
+
+def num_seen(visible: Visible, height: int, num_keys: int) -> int:
+    """Return the largest number of keys that a block of this height sees."""
+    if visible.window is None or not visible.hides_by_window(num_keys):
+        return num_keys
+    return min(num_keys, visible.window + height + visible.sinks)
 
 
 def _attend(
@@ -133,24 +142,23 @@ def _attend(
     scoring: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, N, T, E) and the logarithms of the sums of weights (B, N, T)."""
-    blocks = _Blocks(queries, keys, seed, _visible(after, before, padding, bias, rule), scoring)
-    grouped = values.flatten(0, 1)
-    found = _positions_first(queries, values.shape[-1])
-    output = found.view(*blocks.shape, -1)
-    sums = torch.empty(blocks.shape, dtype=blocks.dtype, device=queries.device)
-    for tile in blocks.tiles():
-        weights = blocks.scores(tile)[0]
-        largest = weights.amax(dim=-1, keepdim=True)
-        weights.sub_(largest).exp_()
-        total = weights.sum(dim=-1, keepdim=True)
-        sums[..., tile.first : tile.last] = (largest + total.log()).squeeze(-1)
-        kept = blocks.kept(tile)
-        if kept is not None:
-            weights.mul_(kept)
-        sum_of_values = _times(blocks.flat(weights), of_keys(grouped, tile, 1))
-        own = sum_of_values.view(*total.shape[:-1], -1) / total
-        output[..., tile.first : tile.last, :] = own
-    return found, sums.flatten(1, 2)
+    visible = _visible(after, before, padding, bias, rule)
+    output, sums = _shapes(queries, keys, values)
+    for blocks in _parts(queries, keys, seed, visible, Scoring(*scoring)):
+        grouped = blocks.of_groups(values).flatten(0, 1)
+        own, own_sums = (blocks.of_heads(one) for one in (output, sums))
+        for tile in blocks.tiles():
+            weights = blocks.scores(tile)[0]
+            largest = weights.amax(dim=-1, keepdim=True)
+            weights.sub_(largest).exp_()
+            total = weights.sum(dim=-1, keepdim=True)
+            own_sums[..., tile.first : tile.last] = (largest + total.log()).squeeze(-1)
+            kept = blocks.kept(tile)
+            if kept is not None:
+                weights.mul_(kept)
+            found = _times(blocks.flat(weights), of_keys(grouped, tile, 1))
+            own[..., tile.first : tile.last, :] = found.view(*total.shape[:-1], -1) / total
+    return output, sums
 
 
 def _positions_first(queries: Tensor, width: int) -> Tensor:
@@ -185,16 +193,38 @@ def _attend_backward(
     trains_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys, values and bias (empty if it is not trained)."""
-    blocks = _Blocks(queries, keys, seed, _visible(after, before, padding, bias, rule), scoring)
-    grouped = values.flatten(0, 1)
+    visible = _visible(after, before, padding, bias, rule)
     of_queries = torch.empty_like(queries)
-    of_key_sums = torch.zeros_like(keys, dtype=blocks.dtype)
-    of_values = torch.zeros_like(values, dtype=blocks.dtype)
+    of_sums = [torch.zeros_like(one, dtype=sums.dtype) for one in (keys, values)]
     of_bias = torch.zeros_like(bias if trains_bias and bias is not None else sums.new_empty(0))
-    gradient, output, rows_of_queries = (
-        one.view(*blocks.shape, -1) for one in (gradient, output, of_queries)
-    )
-    sums = sums.view(blocks.shape)
+    for blocks in _parts(queries, keys, seed, visible, Scoring(*scoring)):
+        _add_gradients(
+            blocks,
+            [blocks.of_heads(one) for one in (gradient, output, sums, of_queries)],
+            [blocks.of_groups(one) for one in (values, *of_sums)],
+            of_bias[blocks.heads] if of_bias.numel() else None,
+        )
+    return of_queries, of_sums[0].to(keys.dtype), of_sums[1].to(values.dtype), of_bias
+
+
+def _add_gradients(
+    blocks: _Blocks,
+    of_heads: Sequence[Tensor],
+    of_groups: Sequence[Tensor],
+    of_bias: Tensor | None,
+) -> None:
+    """Compute the gradients of some sequences and heads.
+
+    Args:
+        blocks: These sequences and heads.
+        of_heads: The gradient of the output, the output, its sums; the gradient of the queries,
+            which is written.
+        of_groups: The values; the gradients of keys and values, which are added to.
+        of_bias: The gradient of the bias, which is added to.
+    """
+    gradient, output, sums, of_queries = of_heads
+    values, of_own_keys, of_values = of_groups
+    grouped = values.flatten(0, 1)
     for tile in blocks.tiles():
         rows = slice(tile.first, tile.last)
         weights, slopes = blocks.scores(tile, with_slopes=True)
@@ -209,15 +239,14 @@ def _attend_backward(
         if kept is not None:
             of_weights.mul_(kept)
         of_scores = of_weights.sub_(inner).mul_(weights)
-        if of_bias.numel():
+        if of_bias is not None:
             blocks.add_diagonals(of_bias, tile, of_scores)
         if slopes is not None:
             of_scores.mul_(slopes)
         flat = blocks.flat(of_scores.mul_(blocks.scoring.scale))
         found = _times(flat, of_keys(blocks.keys, tile, 1))
-        rows_of_queries[..., rows, :] = found.view(*inner.shape[:-1], -1)
-        _add(of_key_sums, tile, _times(flat.transpose(1, 2), blocks.flat(blocks.rows(tile))))
-    return of_queries, of_key_sums.to(keys.dtype), of_values.to(values.dtype), of_bias
+        of_queries[..., rows, :] = found.view(*inner.shape[:-1], -1)
+        _add(of_own_keys, tile, _times(flat.transpose(1, 2), blocks.flat(blocks.rows(tile))))
 
 
 def _shapes_backward(
@@ -275,11 +304,12 @@ def _exact(run: Callable[..., _Found]) -> Callable[..., _Found]:
 
 def _num_scores(queries: Any, keys: Any, rule: Sequence[int]) -> int:
     """Return how many scores are computed, from the shapes."""
-    num_rows, num_queries, num_keys = queries[0] * queries[1], queries[2], keys[2]
+    num_queries, num_keys = queries[2], keys[2]
     visible = _visible(None, None, None, None, rule)
-    height = block_height(visible, num_rows, num_queries, num_keys)
+    height = block_height(visible, queries[1] // keys[1], num_queries, num_keys)
     return int(
-        num_rows
+        queries[0]
+        * queries[1]
         * sum(
             (tile.last - tile.first) * sum(stop - start for start, stop in tile.keys)
             for tile in tiles(visible, num_queries, num_keys, height)
@@ -317,8 +347,26 @@ _ATTEND_BACKWARD: Final = define_operator(
 )
 
 
+def _parts(
+    queries: Tensor, keys: Tensor, seed: Tensor | None, visible: Visible, scoring: Scoring
+) -> Iterator[_Blocks]:
+    """Yield sequences and groups of heads that are computed at the same time."""
+    (size, heads, num_queries, _), (_, groups, num_keys, _) = queries.shape, keys.shape
+    height = block_height(visible, heads // groups, num_queries, num_keys)
+    most = height * num_seen(visible, height, num_keys)
+    num_groups = max(1, min(groups, _SCORES // (heads // groups * most)))
+    num_rows = max(1, min(size, _SCORES // (heads * most))) if num_groups == groups else 1
+    for row in range(0, size, num_rows):
+        for group in range(0, groups, num_groups):
+            places = (
+                slice(row, min(row + num_rows, size)),
+                slice(group, min(group + num_groups, groups)),
+            )
+            yield _Blocks(queries, keys, seed, visible, scoring, places, height)
+
+
 class _Blocks:
-    """The inputs of the operation, by groups of keys, and the scores of a block."""
+    """Some sequences and groups of heads, and the scores of their blocks."""
 
     def __init__(
         self,
@@ -326,16 +374,38 @@ class _Blocks:
         keys: Tensor,
         seed: Tensor | None,
         visible: Visible,
-        scoring: Sequence[float],
+        scoring: Scoring,
+        places: tuple[slice, slice],
+        height: int,
     ) -> None:
-        size, heads, self.num_queries, width = queries.shape
-        groups, self.num_keys = keys.shape[1:3]
-        self.shape = (size, groups, heads // groups, self.num_queries)
-        self.queries = queries.view(*self.shape, width)
-        self.keys = keys.flatten(0, 1)  # a view for one sequence
-        self.seed, self.visible, self.scoring = seed, visible, Scoring(*scoring)
+        num, self._num_heads = queries.shape[1] // keys.shape[1], queries.shape[1]
+        self._rows, self._groups = places
+        self.heads = slice(self._groups.start * num, self._groups.stop * num)
+        self.num_queries, self.num_keys = queries.shape[2], keys.shape[2]
+        self.shape = (
+            self._rows.stop - self._rows.start,
+            self._groups.stop - self._groups.start,
+            num,
+            self.num_queries,
+        )
+        self.queries = self.of_heads(queries)
+        self.keys = self.of_groups(keys).flatten(0, 1)  # a view for one sequence
+        after, before, padding = (
+            None if one is None else one[self._rows]
+            for one in (visible.after, visible.before, visible.padding)
+        )
+        bias = None if visible.bias is None else visible.bias[self.heads]
+        self.visible = visible._replace(after=after, before=before, padding=padding, bias=bias)
+        self.seed, self.scoring, self._height = seed, scoring, height
         self.dtype = torch.promote_types(queries.dtype, torch.float32)
-        self._height = block_height(visible, size * heads, self.num_queries, self.num_keys)
+
+    def of_heads(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor (B, N, T, ...), as (sequences, groups, heads, T, ...)."""
+        return tensor[self._rows, self.heads].view(*self.shape, *tensor.shape[3:])
+
+    def of_groups(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor (B, G, S, ...)."""
+        return tensor[self._rows, self._groups]
 
     def tiles(self) -> list[Tile]:
         """Return all blocks."""
@@ -381,15 +451,16 @@ class _Blocks:
         if self.seed is None:
             return None
         rate, device = self.scoring.dropout, self.seed.device
-        size, groups, heads, _ = self.shape
-        of_heads = torch.arange(size * groups * heads, dtype=torch.int32, device=device)
+        numbers = torch.arange(self._rows.start, self._rows.stop, dtype=torch.int32, device=device)
+        heads = torch.arange(self.heads.start, self.heads.stop, dtype=torch.int32, device=device)
+        of_heads = ((numbers * self._num_heads)[:, None] + heads).flatten()
         queries = torch.arange(tile.first, tile.last, dtype=torch.int32, device=device)
         rows = _mixed(
             _mixed(of_heads * _ODD[0] + self.seed)[:, None] + queries + self.visible.offset
         )
         numbers = torch.arange(self.num_keys, dtype=torch.int32, device=device)
         columns = of_keys(_mixed(numbers * _ODD[1] ^ self.seed), tile, 0)
-        drawn = _mixed(rows.view(size, groups, heads, -1, 1) ^ columns)
+        drawn = _mixed(rows.view(*self.shape[:3], -1, 1) ^ columns)
         limit = round(rate * (1 << 32)) - (1 << 31)
         return (drawn >= limit).to(self.dtype).mul_(1 / (1 - rate))
 
