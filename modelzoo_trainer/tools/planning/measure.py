@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Module
@@ -55,10 +56,17 @@ _NUM_STEPS: Final = 2  # the second has optimizer state and the first's buffers
 _AXES: Final = ("replicate", "shard", "context", "tensor")
 _LEFT_OUT: Final = ("loggers", "checkpoint", "logging", "autorestart")
 _DIVIDES: Final = (GlobalFlags, ScopedTrainFlags)  # they may set the micro-batch size
-_CREATING, _PLACING, _TRAINING = "create the model", "place the model", "batch"
+_PLACING, _UPDATING, _TRAINING = "place the model", "first update", "batch"
+_BUILDING: Final = ("", _PLACING)
 
 
-def measure(plan: TrainerPlan, *, use_data: bool = False, all_layers: bool = False) -> Figures:
+def measure(
+    plan: TrainerPlan,
+    *,
+    use_data: bool = False,
+    all_layers: bool = False,
+    one_step: bool = False,
+) -> Figures:
     """Run two steps on fake tensors as rank 0 of many processes and return what they need.
 
     Of layers that repeat, a few are measured, and the figures of all follow from them. Nothing is
@@ -69,16 +77,18 @@ def measure(plan: TrainerPlan, *, use_data: bool = False, all_layers: bool = Fal
         use_data: Whether to take the shapes of a batch from the data, instead of from the settings
             of the data processor, where these suffice.
         all_layers: Whether to measure all layers.
+        one_step: Whether to measure the first step alone, with the state that an optimizer has
+            after it: in less time, but with the few small messages of the start of a run.
 
     Raises:
         ConfigError: If the plan does not train, or the processes do not fit it.
     """
     _check(plan)
     if not all_layers:
-        found = _with_few_layers(plan, use_data=use_data)
+        found = _with_few_layers(plan, use_data=use_data, one_step=one_step)
         if found is not None:
             return found
-    measured, _ = _Run(plan, use_data=use_data).measure()
+    measured, _ = _Run(plan, use_data=use_data, one_step=one_step).measure()
     return figures_of(measured)
 
 
@@ -101,14 +111,14 @@ def _check(plan: TrainerPlan) -> None:
         )
 
 
-def _with_few_layers(plan: TrainerPlan, *, use_data: bool) -> Figures | None:
+def _with_few_layers(plan: TrainerPlan, **how: bool) -> Figures | None:
     """Return the figures, extrapolated from a model with few layers; None if not possible."""
     try:
-        least, repeats = _Run(plan, use_data=use_data, is_short=True).measure()
+        least, repeats = _Run(plan, **how, is_short=True).measure()
         if not repeats:
             return figures_of(least)
         longer = [
-            _Run(plan, use_data=use_data, is_short=True, more=number).measure()[0]
+            _Run(plan, **how, is_short=True, more=number).measure()[0]
             for number in range(len(repeats))
         ]
     except ConfigError:
@@ -131,11 +141,12 @@ def _count_messages(
 
 
 class _Run:
-    """Two steps on fake tensors.
+    """Two steps on fake tensors, or one.
 
     Args:
         plan: The plan.
-        use_data: Whether to read the data.
+        use_data: As of `measure`.
+        one_step: As of `measure`.
         is_short: Whether repeated layers are left out.
         more: Index of the repeated layers that get one period more.
     """
@@ -144,11 +155,12 @@ class _Run:
         self,
         plan: TrainerPlan,
         *,
-        use_data: bool,
+        use_data: bool = False,
+        one_step: bool = False,
         is_short: bool = False,
         more: int | None = None,
     ) -> None:
-        self._plan, self._use_data = plan, use_data
+        self._plan, self._use_data, self._one_step = plan, use_data, one_step
         self._is_short, self._more = is_short, more
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._repeats: list[Repeat] = []
@@ -197,14 +209,18 @@ class _Run:
         with _measured(self._mode, tracker):
             tracker.label(model.parameters(), MemoryKind.PARAMETERS)
             tracker.label(model.buffers(), MemoryKind.BUFFERS)
+            num_steps = 1 if self._one_step and not _is_replicated(backend) else _NUM_STEPS
+            if num_steps == 1:
+                _make_optimizer_state(trainer, tracker)
             tracker.mark(_TRAINING)
             local = local_batch(self._plan, samples, num_shards)
             batch = map_tensors(local.batch, self._faked)
             leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
             tracker.label(leaves, MemoryKind.BATCH)
-            follower = _Follower(tracker)
+            follower = _Follower(tracker, num_steps)
             trainer.add_callback(follower)
-            trainer.fit(Copies(batch, _NUM_STEPS * loop.grad_accum_steps), ckpt_path=None)
+            loop.max_steps = num_steps
+            trainer.fit(Copies(batch, num_steps * loop.grad_accum_steps), ckpt_path=None)
         setting = _setting(self._plan, trainer, local)
         numbers = _Numbers(tracker, follower, setting, local).all_of(trainer)
         return Measured(setting, numbers)
@@ -266,6 +282,28 @@ def _without_hints() -> Iterator[None]:
         log.disabled = before
 
 
+def _is_replicated(backend: Any) -> bool:
+    """Return whether several processes have all parameters; DDP makes buckets in a first step."""
+    return backend.comm.world_size > 1 and not backend.has_shards
+
+
+def _make_optimizer_state(trainer: Trainer, tracker: MemoryTracker) -> None:
+    """Make the state that optimizers have after the first step, which is not measured."""
+    tracker.mark(_UPDATING)
+    for optimizer in trainer.optimizers.values():
+        for param in trainer.compiled_model.parameters():
+            param.grad = torch.zeros_like(param) if param.requires_grad else None
+        optimizer.step()
+        _label_state(optimizer, tracker)
+        optimizer.zero_grad()
+    trainer.compiled_model.zero_grad()
+
+
+def _label_state(optimizer: Optimizer, tracker: MemoryTracker) -> None:
+    state = tree_leaves(list(optimizer.state.values()))
+    tracker.label((one for one in state if isinstance(one, Tensor)), MemoryKind.OPTIMIZER)
+
+
 def _setting(plan: TrainerPlan, trainer: Trainer, local: LocalBatch) -> Setting:
     backend = trainer.backend
     axes = getattr(backend, "sizes", None)
@@ -315,7 +353,9 @@ class _Numbers:
     def _memory(self) -> dict[tuple[str, ...], float]:
         found: dict[tuple[str, ...], float] = {}
         for phase, peak in self._tracker.peaks().items():
-            when = "building" if phase in ("", _CREATING, _PLACING) else "training"
+            if phase == _UPDATING:  # no run has it
+                continue
+            when = "building" if phase in _BUILDING else "training"
             more = self._missing if when == "training" else 0
             for kind in MemoryKind:
                 extra = more if kind is MemoryKind.BATCH else 0
@@ -335,28 +375,34 @@ class _Numbers:
 class _Follower(Callback):
     """Label memory for the tracker, and mark the phases of a step and where batches end."""
 
-    def __init__(self, tracker: MemoryTracker) -> None:
+    def __init__(self, tracker: MemoryTracker, num_steps: int) -> None:
         self._tracker = tracker
-        self._num_steps = 0
+        self._last_step = num_steps - 1
+        self._num_steps = self._num_batches = 0
         self.counts: list[dict[tuple[str, ...], int]] = []  # of the micro-batches of the last step
 
     @override
     def on_train_batch_start(
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
+        self._num_batches += 1
+        self._tracker.stage = f"{self._num_batches} "
         self._tracker.mark(_TRAINING)
+        if self._num_batches == 1:
+            self._tracker.clear_counts()  # of the start of the run
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
-        if self._num_steps == _NUM_STEPS - 1:
+        if self._num_steps == self._last_step:
             self.counts.append(self._tracker.counts())
         self._tracker.clear_counts()
 
     @override
     def on_before_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
-        self._tracker.mark("backward")
+        self._tracker.stage = f"{self._num_batches} backward: "  # layers may be called again
+        self._tracker.mark("begin")
 
     @override
     def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
@@ -364,15 +410,13 @@ class _Follower(Callback):
         params = trainer.compiled_model.parameters()
         grads = [param.grad for param in params if param.grad is not None]
         self._tracker.label(grads, MemoryKind.GRADIENTS)
-        self._tracker.mark("after backward")
+        self._tracker.mark("end")
 
     @override
     def on_after_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        state = tree_leaves(list(optimizer.state.values()))
-        tensors = [leaf for leaf in state if isinstance(leaf, Tensor)]
-        self._tracker.label(tensors, MemoryKind.OPTIMIZER)
+        _label_state(optimizer, self._tracker)
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:

@@ -90,6 +90,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self._num_storages = 0
         self._copied: tuple[int, int] | None = None  # for the message in progress
         self._marks: list[tuple[int, str]] = []  # index of the first event, name of the phase
+        self.stage = ""  # begins the names of phases
 
     # ---- what happens
 
@@ -205,7 +206,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
     def mark(self, phase: str) -> None:
         """Begin a phase, whose peak `peaks` returns; it may begin several times."""
-        self._marks.append((len(self._events), phase))
+        self._marks.append((len(self._events), f"{self.stage}{phase}"))
 
     def peaks(self) -> dict[str, Peak]:
         """Return the moment of peak memory of each phase; "" is the one before the first mark."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.base.devices import fake_world
@@ -72,27 +72,32 @@ class _Search:
         self.known.append((choice, figures))
         return figures
 
-    def knows(self, recomputation: str | None) -> bool:
-        """Return whether a choice with this recomputation has been tried."""
-        kinds = [*self.refused, *(one.kind for one, _ in self.known)]
-        return any(one[0] == recomputation for one in kinds)
-
     def may_fit(self, choice: Choice) -> bool:
-        """Return whether a choice may fit, by what is known of others."""
+        """Return whether a choice may fit, by what is known of others.
+
+        Of each kind of choices, the one with the smallest micro-batch is measured first.
+        """
         if choice.kind in self.refused or len(self.known) >= _MOST:
             return False
         if self.known and of_model(choice, *self.known[0]) * _SAME_KIND > self.memory:
             return False
-        same = [one for one in self.known if one[0].kind == choice.kind]
-        if same:
-            nearest = min(same, key=lambda one: _distance(one[0], choice))
-            return guess(choice, *nearest) * _SAME_KIND <= self.memory
-        alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
-        return all(guess(choice, *one) * _OTHER_KIND <= self.memory for one in alike[:1])
+        if not self._same_kind(choice):
+            least = replace(choice, micro_batch=1)
+            alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
+            if any(guess(least, *one) * _OTHER_KIND > self.memory for one in alike[:1]):
+                return False
+            if self.measure(least) is None:
+                return False
+        known = min(self._same_kind(choice), key=lambda one: _distance(one[0], choice))
+        return guess(choice, *known) * _SAME_KIND <= self.memory
+
+    def _same_kind(self, choice: Choice) -> list[tuple[Choice, Figures]]:
+        return [one for one in self.known if one[0].kind == choice.kind]
 
 
-def _distance(one: Choice, other: Choice) -> float:
-    return abs(one.cost - other.cost) + abs(one.mesh.num_devices - other.mesh.num_devices)
+def _distance(known: Choice, choice: Choice) -> tuple[int, float]:
+    """Order what is known: guesses from smaller micro-batches are not too small."""
+    return known.micro_batch, abs(known.mesh.num_devices - choice.mesh.num_devices)
 
 
 def search(
@@ -118,9 +123,10 @@ def search(
     with fake_world(1):
         samples = samples_of(plan, use_data=use_data)
 
-    def attempt(choice: Choice) -> Figures:
+    def attempt(choice: Choice, *, one_step: bool = True) -> Figures:
         with fake_world(choice.mesh.num_devices):
-            return measure(load(choice.changes())[index], use_data=use_data)
+            own = load(choice.changes())[index]
+            return measure(own, use_data=use_data, one_step=one_step)
 
     sharding = _sharding(plan)
     numbers = device_numbers(devices)
@@ -132,24 +138,24 @@ def search(
         for number in numbers
     }
     state = _Search(attempt, memory)
+    _probe(state, by_number)
     for choice in (one for number in numbers for one in by_number[number]):
-        if not state.knows(choice.recomputation) and state.may_fit(choice):
-            _probe(state, by_number, choice.recomputation)
         figures = state.measure(choice) if state.may_fit(choice) else None
         if figures is not None and figures.peak_bytes <= memory:
-            return Smallest(choice, figures, True, len(state.known))
+            figures = attempt(choice, one_step=False)
+            if figures.peak_bytes <= memory:
+                return Smallest(choice, figures, True, len(state.known))
     if not state.known:
         raise ConfigError(next(iter(state.refused.values())))
     nearest, figures = min(state.known, key=lambda one: one[1].peak_bytes)
     return Smallest(nearest, figures, False, len(state.known))
 
 
-def _probe(state: _Search, by_number: dict[int, list[Choice]], recomputation: str | None) -> None:
-    """Measure one sample at a time on the most devices, without other axes."""
+def _probe(state: _Search, by_number: dict[int, list[Choice]]) -> None:
+    """Measure one sample at a time on the most devices, to know the size of the model."""
     for number in reversed(by_number):
         for choice in by_number[number]:
-            is_plain = choice.kind == (recomputation, 1, 1) and choice.micro_batch == 1
-            if is_plain:
+            if choice.kind == (None, 1, 1) and choice.micro_batch == 1:
                 state.measure(choice)
                 return
 

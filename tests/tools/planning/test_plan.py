@@ -512,6 +512,19 @@ def test_figures_of_few_layers_are_those_of_all(file: Path, kind: str) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["alone", "shards", "accumulated"])
+def test_the_memory_of_one_step_is_that_of_the_second(file: Path, kind: str) -> None:
+    num, changes = KINDS[kind]
+    with fake_world(num):
+        plan = plan_of(file, changes)
+        both, one = measure(plan), measure(plan, one_step=True)
+
+    assert one.flops == both.flops
+    assert one.peak_bytes == both.peak_bytes
+    assert one.training.parts == both.training.parts
+    assert one.training.highest == both.training.highest
+
+
 def test_micro_batches_are_counted_and_not_all_measured(figures: Measure) -> None:
     once, parts = figures(1), figures(1, PARTS)
 
