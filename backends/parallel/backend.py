@@ -176,7 +176,8 @@ class ParallelBackend(Backend):
             self._averaged = {
                 id(param): param for param in model.parameters() if param.requires_grad
             }
-        self._accumulating = partial(accumulating, module, model)
+        if not (self.has_shards and self.settings.accumulate_shards):
+            self._accumulating = partial(accumulating, module, model)
         return module
 
     @override

@@ -88,6 +88,7 @@ _SHARDING: Final = (
     "reduce_dtype",
     "reshard_after_forward",
     "meta_init",
+    "accumulate_shards",
 )
 
 
@@ -107,6 +108,8 @@ class ParallelSettings:
         reshard_after_forward: Free a block's parameters after its forward pass and gather them
             again for the backward pass.
         meta_init: Build the model on `meta` and initialize weights after sharding.
+        accumulate_shards: Reduce the gradients of each micro-batch, so that each rank adds up its
+            shards only, instead of full gradients that are reduced once.
         tensor_plan: Pattern of module names to how these are split; None = the model's own.
         sequence_parallel: Whether states between the layers that `tensor` splits are split by
             positions.
@@ -133,6 +136,7 @@ class ParallelSettings:
     reduce_dtype: torch.dtype | None = None
     reshard_after_forward: bool = True
     meta_init: bool = False
+    accumulate_shards: bool = False
     tensor_plan: Mapping[str, str] | None = None
     sequence_parallel: bool = False
     find_unused_parameters: bool = False
@@ -235,7 +239,7 @@ def _size(place: str, value: Any) -> int:
 
 
 def _sharding_value(key: str, value: Any) -> Any:
-    if key in ("reshard_after_forward", "meta_init"):
+    if key in ("reshard_after_forward", "meta_init", "accumulate_shards"):
         return check_flag(f"sharding.{key}", value)
     place = f"backend.sharding.{key}"
     if value is None:

@@ -26,7 +26,11 @@ from ..errors import BackendError
 from .config import TIMEOUT_S
 
 _LARGEST_MESH: Final = 1 << 20  # ranks
-_MESHES: Final = ("torch.distributed.device_mesh", "torch.distributed._mesh_layout")
+_MESHES: Final = (
+    "torch.distributed.device_mesh",
+    "torch.distributed._mesh_layout",
+    "torch.distributed.tensor.placement_types",
+)
 _ARANGE_START: Final[Any] = torch.ops.aten.arange.start
 _BUCKETS: Final = (1 << 20, 25 << 20)  # bytes of the first and of other buckets, as in DDP
 _INNER: Final[Any] = dist  # undeclared in torch
@@ -288,7 +292,7 @@ class _Sent:
 
 
 def is_for_real(function: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operation uses real numbers: the ranks of a mesh."""
+    """Return whether an operation uses real numbers: ranks of a mesh, or sizes of shards."""
     if function is not torch.ops.aten.arange.default and function is not _ARANGE_START:
         return False
     last = args[-1] if args else None
@@ -296,7 +300,7 @@ def is_for_real(function: Any, args: Sequence[Any]) -> bool:
 
 
 def _is_for_a_mesh() -> bool:
-    """Return whether a function of torch's meshes is being called."""
+    """Return whether torch is making a mesh, or finding out where shards of a tensor begin."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
         if frame.f_globals.get("__name__") in _MESHES:

@@ -84,6 +84,8 @@ class Choice:
         backend: Plain = {"parallel": {name: size for name, size in axes.items() if size > 1}}
         if mesh.shard > 1:
             backend["sharding"] = dict(self.sharding)
+            if self.micro_batch < self.num_samples:
+                backend["sharding"]["accumulate_shards"] = True
         if self.recomputation is not None:
             backend["activation_checkpointing"] = self.recomputation
         if self.micro_batch == self.num_samples:
