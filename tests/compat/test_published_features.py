@@ -35,6 +35,7 @@ FILES = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:pooler_nonlinearity .* has no effect")  # as published
 @pytest.mark.parametrize("name", FILES)
 def test_samples_are_described_as_they_are_loaded(name: str, tmp_path: Path) -> None:
     [path] = CORPUS.rglob(name)
