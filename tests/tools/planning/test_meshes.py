@@ -44,7 +44,9 @@ def test_the_settings_are_those_that_are_set() -> None:
     backend = choice.settings()["backend"]
     assert backend["parallel"] == {"shard": 4, "context": 2}
     changes = choice.changes()
-    assert "init.backend.sharding={meta_init: true, param_dtype: bfloat16}" in changes
+    sharded = "init.backend.sharding={meta_init: true, param_dtype: bfloat16"
+    assert f"{sharded}, accumulate_shards: true}}" in changes  # of several micro-batches
+    assert f"{sharded}}}" in Choice(Mesh(4, 2), "full", 8, 8, sharding).changes()
     assert 'init.callbacks[ScopedTrainFlags]."csx.performance.micro_batch_size"=2' in changes
     assert "init.backend.parallel=null" in Choice(Mesh(), None, 8, 8).changes()
     for change in changes:
