@@ -96,6 +96,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked for more often than all operations together
         kwargs = kwargs or {}
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # its local operations are dispatched here as well
@@ -139,8 +141,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     # ---- memory
 
     def _is_memory(self, tensor: Tensor) -> bool:
-        is_foreign = isinstance(tensor, FakeTensor) and tensor.fake_mode is not self._mode
-        return not is_foreign and tensor.device != _NOWHERE
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode is self._mode and tensor.fake_device != _NOWHERE
+        return tensor.device != _NOWHERE
 
     def take(self, tensor: Tensor) -> int:
         """Count a tensor's storage once and return its number."""

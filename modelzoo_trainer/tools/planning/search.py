@@ -82,11 +82,10 @@ class _Search:
         if self.known and of_model(choice, *self.known[0]) * _SAME_KIND > self.memory:
             return False
         if not self._same_kind(choice):
-            least = replace(choice, micro_batch=1)
             alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
-            if any(guess(least, *one) * _OTHER_KIND > self.memory for one in alike[:1]):
+            if any(guess(choice, *one) * _OTHER_KIND > self.memory for one in alike[:1]):
                 return False
-            if self.measure(least) is None:
+            if self.measure(replace(choice, micro_batch=1)) is None:
                 return False
         known = min(self._same_kind(choice), key=lambda one: _distance(one[0], choice))
         return guess(choice, *known) * _SAME_KIND <= self.memory
@@ -123,10 +122,9 @@ def search(
     with fake_world(1):
         samples = samples_of(plan, use_data=use_data)
 
-    def attempt(choice: Choice, *, one_step: bool = True) -> Figures:
+    def attempt(choice: Choice) -> Figures:
         with fake_world(choice.mesh.num_devices):
-            own = load(choice.changes())[index]
-            return measure(own, use_data=use_data, one_step=one_step)
+            return measure(load(choice.changes())[index], use_data=use_data, one_step=True)
 
     sharding = _sharding(plan)
     numbers = device_numbers(devices)
@@ -142,9 +140,7 @@ def search(
     for choice in (one for number in numbers for one in by_number[number]):
         figures = state.measure(choice) if state.may_fit(choice) else None
         if figures is not None and figures.peak_bytes <= memory:
-            figures = attempt(choice, one_step=False)
-            if figures.peak_bytes <= memory:
-                return Smallest(choice, figures, True, len(state.known))
+            return Smallest(choice, figures, True, len(state.known))
     if not state.known:
         raise ConfigError(next(iter(state.refused.values())))
     nearest, figures = min(state.known, key=lambda one: one[1].peak_bytes)
