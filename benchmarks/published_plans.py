@@ -1,9 +1,9 @@
 """Devices that published decoders fit on: python -m benchmarks.published_plans FOLDER [--jobs 2].
 
 For each file that trains a decoder, at the size, the length and the batch that it has, the smallest
-setting of devices of 80 GiB, of which a tenth stays free, is searched as by `modelzoo-trainer plan
-FILE --devices 512 --memory 72GiB`. No data and no device are needed. With `--write` the rows replace those of the same files in
-docs/published.md; `--only` renews some of them.
+setting of devices of 80 GiB is searched as by `modelzoo-trainer plan FILE --devices 512 --memory
+72GiB`: a tenth of each device stays free. No data and no device are needed. With `--write` the rows
+replace those of the same files in docs/published.md; `--only` renews some of them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ NOT_RUN = {
     "docs/install.md": 3,
     "docs/jobs.md": 1,
     "docs/object_stores.md": 2,
-    "docs/scaling.md": 2,
+    "docs/scaling.md": 3,
     "docs/xla.md": 1,
 }
 

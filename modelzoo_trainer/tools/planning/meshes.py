@@ -43,6 +43,11 @@ class Mesh:
         """Processes that share one copy of the parameters."""
         return self.num_devices if self.shard > 1 else self.tensor
 
+    def splits_all_of(self, other: Mesh) -> bool:
+        """Return whether all is split here that another mesh splits, in at least as many parts."""
+        is_split = self.context % other.context == 0 and self.tensor % other.tensor == 0
+        return is_split and (self.shard > 1 or other.shard == 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -116,6 +121,13 @@ def device_numbers(most: int) -> list[int]:
     """Return how many devices are tried: powers of two, and what divides the largest number."""
     powers = {1 << power for power in range(most.bit_length())}
     return sorted(powers | {num for num in range(1, most + 1) if most % num == 0})
+
+
+def multiples_of_divisors(num: int, most: int) -> list[int]:
+    """Return the products of the divisors of a number and powers of two."""
+    divisors = (one for one in range(1, min(num, most) + 1) if num % one == 0)
+    powers = [1 << power for power in range(most.bit_length())]
+    return sorted({one * power for one in divisors for power in powers if one * power <= most})
 
 
 def choices(

@@ -12,9 +12,11 @@ from modelzoo_trainer.tools.planning.figures import Figures, in_thousands, table
 from modelzoo_trainer.tools.planning.measure import measure, samples_of
 from modelzoo_trainer.tools.planning.meshes import (
     Choice,
+    Mesh,
     choices,
     device_numbers,
     guess,
+    multiples_of_divisors,
     of_model,
 )
 
@@ -57,7 +59,7 @@ class _Search:
     attempt: Callable[[Choice], Figures]
     memory: int
     known: list[tuple[Choice, Figures]] = field(default_factory=list)
-    refused: dict[tuple[Any, ...], str] = field(default_factory=dict)  # why, by kind
+    refused: list[tuple[Mesh, str]] = field(default_factory=list)  # and why
 
     def measure(self, choice: Choice) -> Figures | None:
         """Return the figures of a choice; None if the model or the data refuse it."""
@@ -67,7 +69,7 @@ class _Search:
         try:
             figures = self.attempt(choice)
         except ConfigError as error:
-            self.refused[choice.kind] = str(error)
+            self.refused.append((choice.mesh, str(error)))
             return None
         self.known.append((choice, figures))
         return figures
@@ -77,7 +79,9 @@ class _Search:
 
         Of each kind of choices, the one with the smallest micro-batch is measured first.
         """
-        if choice.kind in self.refused or len(self.known) >= _MOST:
+        if any(choice.mesh.splits_all_of(mesh) for mesh, _ in self.refused):
+            return False
+        if len(self.known) >= _MOST:
             return False
         if self.known and of_model(choice, *self.known[0]) * _SAME_KIND > self.memory:
             return False
@@ -127,22 +131,24 @@ def search(
             return measure(load(choice.changes())[index], use_data=use_data, one_step=True)
 
     sharding = _sharding(plan)
-    numbers = device_numbers(devices)
-    by_number = {
-        number: sorted(
-            choices(number, samples.num, is_global=samples.is_global, sharding=sharding),
-            key=lambda one: one.cost,
-        )
-        for number in numbers
-    }
+
+    def choices_of(number: int) -> list[Choice]:
+        found = choices(number, samples.num, is_global=samples.is_global, sharding=sharding)
+        return sorted(found, key=lambda one: one.cost)
+
     state = _Search(attempt, memory)
-    _probe(state, by_number)
-    for choice in (one for number in numbers for one in by_number[number]):
-        figures = state.measure(choice) if state.may_fit(choice) else None
-        if figures is not None and figures.peak_bytes <= memory:
-            return Smallest(choice, figures, True, len(state.known))
+    tries = [device_numbers(devices)]
+    if samples.is_global:  # processes divide the batch, such as 55 samples
+        tries.append(multiples_of_divisors(samples.num, devices))
+    for numbers in tries:
+        by_number = {number: choices_of(number) for number in numbers}
+        _probe(state, by_number)
+        for choice in (one for number in numbers for one in by_number[number]):
+            figures = state.measure(choice) if state.may_fit(choice) else None
+            if figures is not None and figures.peak_bytes <= memory:
+                return Smallest(choice, figures, True, len(state.known))
     if not state.known:
-        raise ConfigError(next(iter(state.refused.values())))
+        raise ConfigError(state.refused[0][1])
     nearest, figures = min(state.known, key=lambda one: one[1].peak_bytes)
     return Smallest(nearest, figures, False, len(state.known))
 

@@ -13,7 +13,13 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.tools.planning import search as searching
 from modelzoo_trainer.tools.planning.figures import Figures
 from modelzoo_trainer.tools.planning.memory_tracker import MemoryKind, Peak
-from modelzoo_trainer.tools.planning.meshes import Choice, Mesh, choices, device_numbers
+from modelzoo_trainer.tools.planning.meshes import (
+    Choice,
+    Mesh,
+    choices,
+    device_numbers,
+    multiples_of_divisors,
+)
 from modelzoo_trainer.tools.planning.sample_batches import Samples
 
 GIB = 1 << 30
@@ -21,6 +27,10 @@ GIB = 1 << 30
 
 def test_the_numbers_of_devices_are_powers_of_two_and_divisors() -> None:
     assert device_numbers(24) == [1, 2, 3, 4, 6, 8, 12, 16, 24]
+
+
+def test_the_numbers_for_an_odd_batch_are_multiples_of_its_divisors() -> None:
+    assert multiples_of_divisors(15, 12) == [1, 2, 3, 4, 5, 6, 8, 10, 12]
 
 
 def test_processes_with_other_data_divide_the_batch() -> None:
@@ -93,14 +103,18 @@ def figures_of(choice: Choice) -> Figures:
 
 @pytest.fixture
 def find(monkeypatch: pytest.MonkeyPatch) -> Any:
+    tried: list[Mesh] = []
+
     def with_samples(num: int, devices: int, memory: int, refused: Any = ()) -> Any:
         by_changes = {}
+        tried.clear()
 
         def load(changes: list[str]) -> list[Any]:
             return [type("Plan", (), {"init": {}, "changes": tuple(changes)})()]
 
         def measure(plan: Any, **_: Any) -> Figures:
             choice = by_changes[plan.changes]
+            tried.append(choice.mesh)
             if choice.mesh.tensor in refused:
                 raise ConfigError("heads cannot be divided")
             return figures_of(choice)
@@ -117,6 +131,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         return searching.search(load, 0, devices, memory)
 
+    with_samples.tried = tried  # type: ignore[attr-defined]
     return with_samples
 
 
@@ -130,6 +145,17 @@ def test_the_fewest_devices_that_fit_are_found(find: Any) -> None:
 
 def test_one_device_does_if_the_model_is_small(find: Any) -> None:
     assert find(64, 64, 160 * GIB).choice.mesh == Mesh()
+
+
+def test_what_refuses_an_axis_is_asked_once(find: Any) -> None:
+    find(15, 64, 60 * GIB, refused=(2, 4, 8))
+    assert sum(mesh.tensor > 1 for mesh in find.tried) == 1
+
+
+def test_an_odd_batch_is_divided_by_an_odd_number_of_processes(find: Any) -> None:
+    found = find(15, 64, 60 * GIB, refused=(2, 4, 8))
+    assert found.fits
+    assert found.choice.mesh == Mesh(3)  # no power of two divides the batch
 
 
 def test_activations_of_one_sample_are_split(find: Any) -> None:
