@@ -31,7 +31,13 @@ if TYPE_CHECKING:
         limit_batches,
         loaded_hf_libraries,
     )
-    from .errors import BackendError, BackendUnavailable, HostReadError, is_too_large
+    from .errors import (
+        BackendError,
+        BackendUnavailable,
+        HostReadError,
+        UnsplittableBatch,
+        is_too_large,
+    )
     from .grouped_products import grouped_linear, moved_rows
     from .operators import attention_formulas, define_operator
     from .parallel.collectives import collective_of
@@ -76,7 +82,13 @@ _HOMES = {
         "MODELZOO_ROOT",
         "limit_batches",
     ),
-    "errors": ("BackendError", "BackendUnavailable", "HostReadError", "is_too_large"),
+    "errors": (
+        "BackendError",
+        "BackendUnavailable",
+        "HostReadError",
+        "UnsplittableBatch",
+        "is_too_large",
+    ),
     "grouped_products": ("grouped_linear", "moved_rows"),
     "operators": ("attention_formulas", "define_operator"),
     "parallel.collectives": ("collective_of",),
@@ -116,6 +128,7 @@ __all__ = [
     "HostReadError",
     "StopRecord",
     "Stream",
+    "UnsplittableBatch",
     "World",
     "attention_formulas",
     "backend_names",

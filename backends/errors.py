@@ -13,6 +13,10 @@ class BackendUnavailable(BackendError):
     """The requested device does not exist."""
 
 
+class UnsplittableBatch(BackendError):
+    """A batch has a shape that cannot be split over the processes as requested."""
+
+
 class HostReadError(BackendError):
     """A value was read on the host inside the traced step."""
 

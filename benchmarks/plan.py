@@ -1,6 +1,7 @@
 """Accuracy of the figures of `--plan` compared with real runs on CPUs, with 1, 2 and 4 processes.
 
-python -m benchmarks.plan; about five minutes on two cores.
+python -m benchmarks.plan; about five minutes on two cores. With --true-size: two layers of
+llama3p1_8b at 8,192 positions, in one process with 20 GiB of memory; about ten minutes.
 
 Real memory is measured in two ways: the peak resident memory of the process, read from the kernel,
 and the events of torch's CPU allocator, as recorded by torch.profiler. The latter miss what gloo's
@@ -62,6 +63,48 @@ trainer:
       num_samples: 64
       max_sequence_length: 64
       vocab_size: 8192
+"""
+TRUE_SIZE = """
+trainer:
+  init:
+    device: CPU
+    model:
+      name: llama
+      vocab_size: 128256
+      hidden_size: 4096
+      max_position_embeddings: 8192
+      position_embedding_type: rotary
+      rotary_dim: 128
+      rope_theta: 500000.0
+      pos_scaling_type: llama3
+      pos_scaling_factor: 8.0
+      pos_scaling_extra_args:
+        {low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192}
+      share_embedding_weights: false
+      num_hidden_layers: 2
+      norm_type: rmsnorm
+      dropout_rate: 0.0
+      attention_dropout_rate: 0.0
+      num_heads: 32
+      attention_module: multiquery_attention
+      extra_attention_params: {num_kv_groups: 8}
+      use_projection_bias_in_attention: false
+      use_ffn_bias_in_attention: false
+      filter_size: 14336
+      nonlinearity: swiglu
+      use_ffn_bias: false
+    optimizer: {SGD: {learning_rate: 0.0001, momentum: 0.0}}  # the state of Adam does not fit here
+    precision: {enabled: true, fp16_type: bfloat16, max_gradient_norm: 1.0}
+    loop: {num_steps: 2, eval_frequency: null}
+    seed: 1
+  fit:
+    train_dataloader:
+      data_processor: SyntheticProcessor
+      kind: tokens
+      batch_size: 1
+      num_samples: 4
+      max_sequence_length: 8192
+      vocab_size: 128256
 """
 ENGINES = {
     "DDP": [],
@@ -166,6 +209,8 @@ class Sent(Callback):
     def per_step(self) -> float:
         """Bytes."""
         seen = self._seen[1:]
+        if len(seen) < 2:
+            return 0.0
         return (seen[-1] - seen[0]) / (len(seen) - 1)
 
     @override
@@ -198,7 +243,11 @@ def main() -> None:
         default=NUMBERS,
         help="numbers of processes; default: 1 2 4; FSDP2 runs with 2 or more",
     )
+    parser.add_argument("--true-size", action="store_true", help="two layers of llama3p1_8b alone")
     arguments = parser.parse_args()
+    if arguments.true_size:
+        print_true_size()
+        return
     print_table({name: ENGINES[name] for name in arguments.engines}, arguments.processes)
 
 
@@ -225,6 +274,19 @@ def print_table(engines: dict[str, list[str]], numbers: Sequence[int]) -> None:
                 planned = sum(one.num_sent for one in figures.exchanges.values())
                 line(f"{engine}, {num}, sent", planned, sent)
                 sys.stdout.flush()
+
+
+def print_true_size() -> None:
+    """Print the row of two layers of llama3p1_8b."""
+    from tests.distributed.ranks import run_ranks
+
+    print(f"{'':17}{'predicted':>12}{'resident':>13}")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.yaml"
+        path.write_text(TRUE_SIZE)
+        figures = predicted(path, 1, [])
+        [found] = run_ranks(1, real, path, [], "resident", timeout_s=3600)
+        line("llama3p1_8b", figures.peak_bytes, found["memory"])
 
 
 def line(name: str, planned: float, *measured: float) -> None:

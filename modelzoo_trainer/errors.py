@@ -17,7 +17,8 @@ ModelZooError
 |-- RollBack                             raised by a callback: the run continues from its checkpoint
 `-- TrainingSpike (RuntimeError)         a loss spike; the next run skips its batches
 
-Devices have `backends.BackendError` (RuntimeError) with `backends.BackendUnavailable`.
+Devices have `backends.BackendError` (RuntimeError) with `backends.BackendUnavailable` and
+`backends.UnsplittableBatch`.
 All other exceptions are built-in ones, or the user's, which keep their type.
 """
 

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Module
 from typing_extensions import override
 
-from ..errors import BackendError
+from ..errors import BackendError, UnsplittableBatch
 
 _COLLECTIVES: Any = torch.ops._c10d_functional  # undeclared in torch
 
@@ -51,12 +51,12 @@ class ContextParallel:
         """Return the first position and the end of each of this rank's two chunks of a row.
 
         Raises:
-            BackendError: If rows of this length cannot be split evenly.
+            UnsplittableBatch: If rows of this length cannot be split evenly.
         """
         num = 2 * self.size
         if length % num or length == 0:
             near = max(length // num, 1) * num
-            raise BackendError(
+            raise UnsplittableBatch(
                 f"backend.parallel.context is {self.size}, but a row has {length} positions, which "
                 f"must be a multiple of {num} (twice the number of processes). Change "
                 f"max_sequence_length of the data, for example to {near}, or "
@@ -70,7 +70,7 @@ class ContextParallel:
         """Return this rank's own positions of a tensor that every rank has.
 
         Raises:
-            BackendError: If rows of this length cannot be split evenly.
+            UnsplittableBatch: If rows of this length cannot be split evenly.
         """
         parts = [
             tensor.narrow(dim, start, end - start) for start, end in self.chunks(tensor.shape[dim])

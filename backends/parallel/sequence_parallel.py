@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Dropout, LayerNorm, Module, ModuleList, RMSNorm
 
-from ..errors import BackendError, suggest
+from ..errors import BackendError, UnsplittableBatch, suggest
 from .local_layers import (
     GATHERED,
     GatheredStates,
@@ -153,7 +153,7 @@ def _split_input(group: PositionGroup, _: Module, inputs: tuple[Any, ...]) -> tu
         return inputs
     states, *others = inputs
     if states.shape[1] % group.num:
-        raise BackendError(
+        raise UnsplittableBatch(
             f"backend.sequence_parallel splits positions over {group.num} processes "
             f"(backend.parallel.tensor), but a batch has {states.shape[1]} positions. Use a "
             f"max_sequence_length that is a multiple of {group.num}, or remove "

@@ -84,7 +84,9 @@ class DistributedRun:
 
 def _describe(error: BaseException) -> tuple[str, int]:
     """Return the message of an error and the exit code."""
-    if isinstance(error, ConfigError):
+    from backends.errors import UnsplittableBatch
+
+    if isinstance(error, (ConfigError, UnsplittableBatch)):
         return str(error), WRONG_USE
     return f"{type(error).__name__}: {error}", FAILED
 

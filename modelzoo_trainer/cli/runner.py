@@ -115,7 +115,11 @@ class Runner:
             raise ConfigError(str(error)) from None
 
     def _run(self, number: int, plan: TrainerPlan) -> int:
-        from modelzoo_trainer.base.devices import BackendError, BackendUnavailable
+        from modelzoo_trainer.base.devices import (
+            BackendError,
+            BackendUnavailable,
+            UnsplittableBatch,
+        )
         from modelzoo_trainer.core.artifact_dir import remove_unused
 
         self._say_notes(plan)
@@ -129,7 +133,7 @@ class Runner:
             return self._fail(error)
         try:
             self._run_trainer(number, plan, trainer)
-        except ConfigError as error:  # found only with the data or the model
+        except (ConfigError, UnsplittableBatch) as error:  # found only with the data or the model
             remove_unused(trainer)
             return self.report(str(error), WRONG_USE)
         except (ModelZooError, BackendError) as error:

@@ -131,6 +131,26 @@ def test_what_is_wrong_is_said_once_and_all_end(tmp_path, name) -> None:
     assert nothing_was_written(tmp_path / "run")
 
 
+ODD = {
+    "parallel={context: 2}": "context is 2, but a row has 63 positions, which must be a multiple of 4",
+    "parallel={tensor: 2}|sequence_parallel=true": "but a batch has 63 positions",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ODD)
+def test_rows_that_cannot_be_split_are_wrong_use(tmp_path, setting) -> None:
+    changes = [f"init.backend.{one}" for one in setting.split("|")]
+    words = quickstart(tmp_path / "run", "fit.train_dataloader.max_sequence_length=63", *changes)
+    with Workers(tmp_path / "output", words) as workers:
+        workers.wait_for_one()
+        assert workers.codes(GONE_S) == [WRONG_USE] * 2, workers.said
+        [line] = [one for one in complaints(workers) if one.startswith("process")]
+    assert ODD[setting] in line
+    assert "Traceback" not in workers.said
+    assert nothing_was_written(tmp_path / "run")
+
+
 @pytest.mark.slow
 def test_data_that_one_process_does_not_have_are_missing_for_all(tmp_path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be " * 200)
