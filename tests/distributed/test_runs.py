@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said_once_and_all_end(tmp_path, name) -> None:
 
 
 ODD = {
-    "parallel={context: 2}": "context is 2, but a row has 63 positions, which must be a multiple of 4",
+    "parallel={context: 2}": "a row has 63 positions, which must be a multiple of 4",
     "parallel={tensor: 2}|sequence_parallel=true": "but a batch has 63 positions",
 }
 
