@@ -66,6 +66,17 @@ class Comm:
         """Return this rank's part of a tensor."""
         return tensor
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return the full tensor. Collective where this rank holds only a shard of it."""
+        return tensor
+
+    def part_like(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Return this rank's part of a tensor that every rank has, as it holds one of another.
+
+        `like`: of the same shape.
+        """
+        return tensor
+
     def broadcast_buffers(self, model: Module) -> None:
         """Copy the main process's buffers to all ranks, where they may differ. Collective."""
 

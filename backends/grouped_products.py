@@ -70,7 +70,9 @@ def _outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
         products: Tensor = functional.grouped_mm(
             left.contiguous().t(), right.contiguous(), offs=ends
         )
-        return products
+        # Some releases leave an empty group as it was: github.com/pytorch/pytorch/issues/172439.
+        is_empty = ends.diff(prepend=ends.new_zeros(1)) == 0
+        return products.masked_fill_(is_empty[:, None, None], 0.0)
     blocks = _Blocks(len(left), ends)
     products = blocks.of(left).transpose(1, 2) @ blocks.of(right)
     # A product with ones and zeros, as adding by index has no fixed order on every device.

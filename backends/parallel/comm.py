@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from typing_extensions import override
 
@@ -16,7 +17,7 @@ from ..comm import Comm, ReduceOp
 from ..coordination.world import World
 from ..errors import BackendError
 from .config import Sizes
-from .fsdp import is_sharded, own_part
+from .fsdp import distribute, is_sharded, own_part, whole
 
 _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -103,6 +104,14 @@ class DistributedComm(Comm):
     @override
     def local_part(self, tensor: Tensor) -> Tensor:
         return own_part(tensor)
+
+    @override
+    def whole(self, tensor: Tensor) -> Tensor:
+        return whole(tensor)
+
+    @override
+    def part_like(self, tensor: Tensor, like: Tensor) -> Tensor:
+        return own_part(distribute(tensor, like)) if isinstance(like, DTensor) else tensor
 
     @override
     def broadcast_buffers(self, model: Module) -> None:

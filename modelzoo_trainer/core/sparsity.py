@@ -43,10 +43,10 @@ class Sparsity(CoreCallback):
     """Keep weights at exactly zero, with masks that algorithms update.
 
     Masks are created at set-up. Updates depend only on the step number, and compute new masks
-    before the optimizer step, from the weights and gradients of all processes. Gradients are
-    masked before each optimizer step, before clipping, and weights after it; the optimizer state
-    is masked when masks change. An update also applies if the optimizer step is skipped
-    (`CheckLoss`, a loss scaler), unless it requires gradients and these are non-finite.
+    before the optimizer step, from the whole weights and gradients, also if they are sharded.
+    Gradients are masked before each optimizer step, before clipping, and weights after it; the
+    optimizer state is masked when masks change. An update also applies if the optimizer step is
+    skipped (`CheckLoss`, a loss scaler), unless it requires gradients and these are non-finite.
 
     Args:
         sparsity: A fraction, a mapping as in a configuration file, a list of these, an algorithm,
@@ -56,11 +56,12 @@ class Sparsity(CoreCallback):
         settings as text, to warn if a resumed run has others, which it uses.
 
     Cost: None without sparsity. Otherwise one byte per weight, and one read of gradients and
-        weights per step; an update sorts. No host read.
+        weights per step; an update sorts. Of sharded weights, the first masks and updates gather
+        one parameter at a time. No host read.
 
     Raises:
-        ConfigError: If it is none of these; at set-up, if a filter matches no parameter, two
-            algorithms match the same one, or weights are sharded.
+        ConfigError: If it is none of these; at set-up, if a filter matches no parameter, or two
+            algorithms match the same one.
     """
 
     def __init__(self, sparsity: Any = None) -> None:
@@ -81,11 +82,6 @@ class Sparsity(CoreCallback):
 
     @override
     def setup(self, trainer: Trainer) -> None:
-        if trainer.backend.caps.sharded_state:
-            raise ConfigError(
-                "sparsity does not work with sharded weights (backend.parallel.shard or tensor). "
-                "Set only backend.parallel.replicate, or remove sparsity."
-            )
         named = _named(trainer.model)
         owners: dict[str, int] = {}
         for idx, algorithm in enumerate(self.algorithms):
@@ -97,7 +93,8 @@ class Sparsity(CoreCallback):
                         f"{idx} of the list. Change a param_filter so that only one matches."
                     )
                 owners[name] = idx
-                self.params.append(SparseParam.of(name, param, algorithm))
+                one = SparseParam.of(name, param, algorithm, trainer.backend.comm)
+                self.params.append(one)
         self._begin(trainer, 0)
 
     @override
@@ -148,12 +145,18 @@ class Sparsity(CoreCallback):
     def _update(self, trainer: Trainer, due: list[SparseParam], step: int) -> None:
         self._warn_of_all(due, step)
         numbers = _numbers(trainer, due, step)
-        found = [one.next_pruned(numbers[idx]) for idx, one in enumerate(due)]
-        is_finite = _finite(due)
+        found, flags = [], []
+        for idx, one in enumerate(due):
+            gradient = one.gradient()
+            found.append(one.next_pruned(numbers[idx], gradient))
+            if gradient is not None:
+                flags.append(gradient.isfinite().all())
+        is_finite = torch.stack(flags).all() if flags else None
         for one, pruned in zip(due, found, strict=True):
+            own = one.own_pruned()
             if one.algorithm.needs_gradients and is_finite is not None:
-                pruned = torch.where(is_finite, pruned, one.pruned)
-            one.pruned.copy_(pruned)
+                pruned = torch.where(is_finite, pruned, own)
+            own.copy_(pruned)
         prune_weights(due)
         for optimizer in trainer.optimizers.values():
             prune_state(due, optimizer)
@@ -171,7 +174,7 @@ class Sparsity(CoreCallback):
         """Create the masks for the start of a step."""
         numbers = _numbers(trainer, self.params, step - 1)
         for idx, one in enumerate(self.params):
-            one.pruned.copy_(one.first_pruned(numbers[idx]))
+            one.own_pruned().copy_(one.first_pruned(numbers[idx]))
         self._apply(trainer)
 
     def _apply(self, trainer: Trainer) -> None:
@@ -184,7 +187,7 @@ class Sparsity(CoreCallback):
     def fractions(self, step: int) -> dict[str, tuple[float, Tensor]]:
         """Return the target and the actual fraction of zeros of each parameter.
 
-        `step`: the `global_step` before the optimizer step.
+        Collective with sharded parameters. `step`: the `global_step` before the optimizer step.
 
         Shapes:
             The second: (), float32, on the device.
@@ -192,7 +195,7 @@ class Sparsity(CoreCallback):
         return {
             one.name: (
                 one.algorithm.fraction_at(step),
-                one.pruned.sum().to(torch.float32) / one.pruned.numel(),
+                one.comm.whole(one.pruned.sum()).to(torch.float32) / one.pruned.numel(),
             )
             for one in self.params
         }
@@ -229,9 +232,12 @@ class Sparsity(CoreCallback):
             _check(self.params, masks)
         elif any(not _fits(one, masks) for one in self.params):
             self._begin(trainer, step)
+        found = {one.name: masks[one.name] for one in self.params if _fits(one, masks)}
+        found = trainer.backend.for_loading(found, {one.name: one.pruned for one in self.params})
         for one in self.params:
-            if _fits(one, masks):
-                one.pruned.copy_(masks[one.name].to(torch.bool).logical_not())
+            if one.name in found:
+                own = trainer.backend.comm.local_part(found[one.name])
+                one.own_pruned().copy_(own.to(torch.bool).logical_not())
         self._apply(trainer)
 
     def _settings(self) -> dict[str, str]:
@@ -262,16 +268,6 @@ def _numbers(trainer: Trainer, params: list[SparseParam], step: int) -> Tensor:
     seed = trainer.backend.seed
     numbers = torch.tensor([one.numbers(step, seed) for one in params], dtype=torch.int64)
     return numbers.to(trainer.backend.device, non_blocking=True)
-
-
-def _finite(params: list[SparseParam]) -> Tensor | None:
-    """Return whether all checked gradients are finite, (); None if there are none."""
-    flags = [
-        one.param.grad.detach().isfinite().all()
-        for one in params
-        if one.algorithm.needs_gradients and one.param.grad is not None
-    ]
-    return torch.stack(flags).all() if flags else None
 
 
 def _warn_of_others(saved: Any, given: dict[str, str]) -> None:

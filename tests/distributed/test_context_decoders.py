@@ -16,6 +16,7 @@ from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import ModelEvalMetrics
 from modelzoo_trainer.core import MixedPrecision
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.callbacks.compute_norm_gns import ComputeNormGNS
 from modelzoo_trainer.zoo.models.decoder import Decoder
 from modelzoo_trainer.zoo.models.decoder_names import Gpt2, GptJ
 from tests.distributed.ranks import run_ranks, try_ranks
@@ -253,6 +254,25 @@ def test_rows_that_cannot_be_split_end_the_run_before_the_first_step(tmp_path: P
         assert not is_ok
         assert "backend.parallel.context is 2, but a row has 14 positions" in found
         assert "a multiple of 4" in found
+
+
+def refusing(rank: int, folder: Path) -> str:
+    with pytest.raises(ConfigError) as found:
+        Trainer(
+            device="cpu",
+            backend={"parallel": {"context": 2}},
+            model_dir=folder,
+            model=lambda: Gpt2(**SMALL),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            callbacks=[ComputeNormGNS("Linear")],
+        )
+    return str(found.value)
+
+
+@pytest.mark.slow
+def test_norms_of_examples_are_refused(tmp_path: Path) -> None:
+    for said in run_ranks(2, refusing, tmp_path):
+        assert "backend.parallel.context" in said
 
 
 def test_experts_that_are_balanced_over_rows_are_refused() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelzoo_trainer.base.devices import BackendError, fake_world
 from modelzoo_trainer.errors import ConfigError, in_bytes
 from modelzoo_trainer.tools.planning.figures import Figures, bytes_of, table
 from modelzoo_trainer.tools.planning.measure import measure
+from modelzoo_trainer.tools.planning.meshes import Choice
 from modelzoo_trainer.tools.planning.search import LoadPlans, report, search
-
-if TYPE_CHECKING:
-    from modelzoo_trainer.tools.planning.figures import Figures
 
 Try = Callable[[list[str]], Figures]
 
@@ -95,6 +93,11 @@ def plan_on_paper(
     Raises:
         ConfigError: If an argument is invalid, or the processes do not fit the file.
     """
+    if world_size is not None and devices is not None:
+        raise ConfigError(
+            "--world-size plans a number of processes as the file has them, and --devices searches "
+            "a setting on at most that many. Remove one of them."
+        )
     num = _number(world_size, "--world-size")
     limit = None if memory is None else bytes_of(memory)
     try:
@@ -108,9 +111,10 @@ def plan_on_paper(
 
 def _all_of(load: LoadPlans, limit: int | None, *, use_data: bool) -> tuple[bool, str]:
     texts, all_fit = [], True
-    for index, plan in enumerate(load([])):
+    plans = load([])
+    for index, plan in enumerate(plans):
         figures = measure(plan, use_data=use_data)
-        texts.append(table(figures))
+        texts += [*_title(index, len(plans)), table(figures)]
         if limit is not None:
 
             def attempt(changes: list[str], index: int = index) -> Figures:
@@ -131,11 +135,16 @@ def _search_all(
             "--memory 80GiB. To plan the file as it is, use --world-size."
         )
     texts, all_fit = [], True
-    for index in range(len(load([]))):
+    num = len(load(Choice.alone().changes()))
+    for index in range(num):
         found = search(load, index, devices, limit, use_data=use_data)
-        texts.append(report(found, devices, limit))
+        texts += [*_title(index, num), report(found, devices, limit)]
         all_fit = all_fit and found.fits
     return all_fit, "\n\n".join(texts)
+
+
+def _title(index: int, num: int) -> list[str]:
+    return [f"Trainer {index + 1} of {num}"] if num > 1 else []
 
 
 def _number(given: str | None, option: str) -> int:

@@ -82,26 +82,32 @@ class Choice:
         """What activations depend on, besides the micro-batch."""
         return self.recomputation, self.mesh.context, self.mesh.tensor
 
+    @classmethod
+    def alone(cls) -> Choice:
+        """Return the setting of one process."""
+        return cls(Mesh(), None, 1, 1)
+
     def settings(self) -> Plain:
-        """Return the settings of the file, below `trainer.init`."""
+        """Return the settings of the file, below `trainer.init`; None = without."""
         mesh = self.mesh
         axes = {"shard": mesh.shard, "context": mesh.context, "tensor": mesh.tensor}
-        backend: Plain = {"parallel": {name: size for name, size in axes.items() if size > 1}}
-        if mesh.shard > 1:
-            backend["sharding"] = dict(self.sharding)
-            if self.micro_batch < self.num_samples:
-                backend["sharding"]["accumulate_shards"] = True
-        if self.recomputation is not None:
-            backend["activation_checkpointing"] = self.recomputation
-        if self.micro_batch == self.num_samples:
-            return {"backend": backend}
+        parallel = {name: size for name, size in axes.items() if size > 1}
+        sharding = dict(self.sharding) if mesh.shard > 1 else {}
+        if sharding and self.micro_batch < self.num_samples:
+            sharding["accumulate_shards"] = True
+        backend = {
+            "parallel": parallel or None,
+            "sharding": sharding or None,
+            "activation_checkpointing": self.recomputation,
+        }
+        if mesh.tensor == 1:
+            backend |= {"tensor_plan": None, "sequence_parallel": False}
         return {"backend": backend, "callbacks": [{_FLAGS: {_MICRO_BATCH: self.micro_batch}}]}
 
     def changes(self) -> list[str]:
-        """Return the same as for `--set`; settings of the file for other meshes are unset."""
+        """Return the same as for `--set`."""
         backend = self.settings()["backend"]
-        keys = ("parallel", "sharding", "activation_checkpointing")
-        found = [f"init.backend.{key}={_in_line(backend.get(key) or None)}" for key in keys]
+        found = [f"init.backend.{key}={_in_line(value)}" for key, value in backend.items()]
         return [*found, f'init.callbacks[{_FLAGS}]."{_MICRO_BATCH}"={self.micro_batch}']
 
     def yaml(self) -> str:

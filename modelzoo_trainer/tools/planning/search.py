@@ -39,12 +39,14 @@ class Smallest:
         figures: What it needs.
         fits: Whether it fits.
         num_measured: How many settings were measured.
+        refused: Why others could not be measured.
     """
 
     choice: Choice
     figures: Figures
     fits: bool
     num_measured: int
+    refused: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -122,7 +124,7 @@ def search(
     Raises:
         ConfigError: If no setting can be measured.
     """
-    plan = load([])[index]
+    plan = load(Choice.alone().changes())[index]
     with fake_world(1):
         samples = samples_of(plan, use_data=use_data)
 
@@ -150,7 +152,8 @@ def search(
     if not state.known:
         raise ConfigError(state.refused[0][1])
     nearest, figures = min(state.known, key=lambda one: one[1].peak_bytes)
-    return Smallest(nearest, figures, False, len(state.known))
+    refused = tuple({reason: None for _, reason in state.refused})
+    return Smallest(nearest, figures, False, len(state.known), refused)
 
 
 def _probe(state: _Search, by_number: dict[int, list[Choice]]) -> None:
@@ -164,8 +167,8 @@ def _probe(state: _Search, by_number: dict[int, list[Choice]]) -> None:
 
 def _sharding(plan: TrainerPlan) -> tuple[tuple[str, Any], ...]:
     """Return the value of `sharding`: built after it is sharded, and used in half precision."""
-    precision = plan.init.get("precision")
-    given = {} if precision is None else precision.arguments
+    precision = plan.init.get("precision")  # None = float32
+    given = {"enabled": False} if precision is None else precision.arguments
     is_half = given.get("enabled") is not False and str(given.get("fp16_type", _HALF[0])) in _HALF
     found: dict[str, Any] = {"meta_init": True}
     if is_half:
@@ -177,17 +180,18 @@ def report(found: Smallest, devices: int, memory: int) -> str:
     """Return the text of a result."""
     choice, figures = found.choice, found.figures
     need, limit = in_bytes(figures.peak_bytes), in_bytes(memory)
-    num = choice.mesh.num_devices
+    num, samples = choice.mesh.num_devices, figures.num_samples * figures.num_data_shards
     if found.fits:
         lines = [
             f"The smallest setting that fits has {num} of {devices} devices: {need} of {limit} on "
-            f"each, {in_thousands(figures.flops, 'FLOP')} per step."
+            f"each, {in_thousands(figures.flops, 'FLOP')} of each per step of {samples} samples."
         ]
     else:
         lines = [
             f"Nothing fits on {devices} devices with {limit}. The setting that comes nearest needs "
             f"{need} on each of {num}. Use more devices, a smaller batch_size or a smaller model."
         ]
+        lines += [f"Not possible: {reason}" for reason in found.refused]
     words = " ".join(f"--set '{change}'" for change in choice.changes())
     lines += ["", choice.yaml(), "", f"Or on the command line: {words}", "", table(figures)]
     return "\n".join(lines)

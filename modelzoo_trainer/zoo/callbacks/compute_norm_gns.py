@@ -132,6 +132,12 @@ class ComputeNormGNS(ComputeNorm):
                 "ComputeNormGNS does not work with sharded parameters (backend.parallel.shard or "
                 "tensor). Set backend.parallel to {replicate: -1}, or remove the callback."
             )
+        comm = trainer.backend.comm
+        if comm.world_size != comm.data_shard[1]:
+            raise ConfigError(
+                "ComputeNormGNS does not work with split rows (backend.parallel.context): no "
+                "process has the gradient of a whole example. Remove context, or the callback."
+            )
         layers = [(name, layer) for name, layer in named_modules(trainer.model) if self._is(layer)]
         if not layers:
             raise ConfigError(

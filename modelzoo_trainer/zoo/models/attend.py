@@ -29,6 +29,7 @@ from modelzoo_trainer.zoo.models.visible import Visible, bias_of, mask_of, whole
 Implementation = Literal["auto", "blocks", "flex", "dense"]
 
 _EVERYTHING = Visible()
+_LEAST_OF_FLEX = 16  # numbers of a head
 
 
 def attend(
@@ -120,7 +121,8 @@ def _fused(
 
 def _can_train_flex(queries: Tensor, visible: Visible, dropout: float) -> bool:
     is_expressible = dropout == 0 and not (visible.causal and visible.padding is not None)
-    return is_expressible and has_trained_flex_attention(queries.device)
+    has_kernel = queries.shape[-1] >= _LEAST_OF_FLEX and queries.dtype != torch.float64
+    return is_expressible and has_kernel and has_trained_flex_attention(queries.device)
 
 
 def _check_flex(queries: Tensor, visible: Visible, dropout: float) -> None:
@@ -138,6 +140,12 @@ def _check_flex(queries: Tensor, visible: Visible, dropout: float) -> None:
         raise ConfigError(
             f"attention: flex is not supported on the device {queries.device.type}, where torch "
             f"has no backward pass for it. Set attention: auto or blocks."
+        )
+    if queries.shape[-1] < _LEAST_OF_FLEX or queries.dtype == torch.float64:
+        raise ConfigError(
+            f"attention: flex supports heads of at least {_LEAST_OF_FLEX} numbers that are not "
+            f"float64, but a head has {queries.shape[-1]} of {queries.dtype}. Set attention: auto "
+            f"or blocks."
         )
 
 

@@ -118,7 +118,8 @@ def block_height(visible: Visible, num_heads: int, num_queries: int, num_keys: i
         tallest = min(_TALLEST, max(_SHORTEST, visible.window // 4))
     else:
         tallest = _TALLEST
-    fits = _SCORES // (_FEWEST_GROUPS * num_heads * num_seen(visible, tallest, num_keys))
+    num_pairs = num_heads * max(1, num_seen(visible, tallest, num_keys))
+    fits = _SCORES // (_FEWEST_GROUPS * num_pairs)
     return max(1, min(num_queries, tallest, max(_SHORTEST, fits)))
 
 

@@ -127,7 +127,7 @@ def blocks_seen(
     first_key, last_key = _bounds(num_keys, device)
     first, last = ((bound + visible.offset)[:, None] for bound in _bounds(num_queries, device))
     ends_inside = (first_key + _SIDE <= num_keys)[None]  # shorter blocks are checked one by one
-    seen, is_full = [torch.ones_like(ends_inside)], [ends_inside]
+    seen, is_full = [torch.ones_like(first < first_key)], [ends_inside]  # (Q, K) with any rules
     if visible.causal:
         seen.append(last >= first_key)
         is_full.append(first >= last_key)

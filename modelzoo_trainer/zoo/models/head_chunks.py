@@ -139,12 +139,14 @@ class _Sweep:
             self._add(slice(first, min(first + size, num)))
         if self.plan.wanted.hidden and shards is not None:
             self.of_hidden = shards.sum(self.of_hidden)
+        hidden, weight, bias, *_ = self.inputs
+        wanted = self.plan.wanted
         return ChunkResults(
             self.losses,
             self.hits,
             self.of_hidden,
-            _finished(self.of_weight, self.inputs.weight, is_wanted=self.plan.wanted.weight),
-            _finished(self.of_bias, self.inputs.bias, is_wanted=self.plan.wanted.bias),
+            _finished(self.of_weight, weight if wanted.weight else None, hidden),
+            _finished(self.of_bias, bias if wanted.bias else None, hidden),
         )
 
     def _add(self, part: slice) -> None:
@@ -275,21 +277,32 @@ def _gradient(exps: Tensor, found: _Softmax, factors: Tensor, plan: Plan) -> Ten
 
 
 def _with_product(total: Tensor | None, gradient: Tensor, states: Tensor) -> Tensor:
-    """Add the product of a chunk to the gradient of the weight, in float32 at least."""
+    """Add the product of a chunk to the gradient of the weight, in float32 at least.
+
+    In float16, a sum over the tokens of a chunk may be too large: it is computed in float32. What
+    is computed or converted at once is small beside the weight.
+    """
     exact = torch.promote_types(gradient.dtype, torch.float32)
-    if total is not None and exact == gradient.dtype:
-        return total.addmm_(gradient.t(), states)
-    product = gradient.t() @ states
-    return product.to(exact) if total is None else total.add_(product)
+    if exact == gradient.dtype:
+        product = gradient.t()
+        return product @ states if total is None else total.addmm_(product, states)
+    num_outputs, size = gradient.shape[1], states.shape[1]
+    if total is None:
+        total = gradient.new_zeros(num_outputs, size, dtype=exact)
+    dtype = exact if gradient.dtype == torch.float16 else gradient.dtype
+    states, rows = states.to(dtype), max(1, _PIECE // size)
+    for target, source in zip(total.split(rows), gradient.split(rows, dim=1), strict=True):
+        target.add_(source.t().to(dtype) @ states)
+    return total
 
 
-def _finished(gradient: Tensor | None, param: Tensor | None, *, is_wanted: bool) -> Tensor:
-    """Return a gradient in the type of its parameter.
+def _finished(gradient: Tensor | None, param: Tensor | None, hidden: Tensor) -> Tensor:
+    """Return a gradient in the type of its parameter; nothing for no parameter.
 
     A sum over all labels may be too large for float16, which the mean is not.
     """
-    if param is None or not is_wanted:
-        return torch.empty(0)
+    if param is None:
+        return hidden.new_empty(0)
     if gradient is None:  # no tokens
         return torch.zeros_like(param)
     return gradient if param.dtype == torch.float16 else gradient.to(param.dtype)

@@ -72,12 +72,17 @@ def sum_of_losses(
     """
     wanted = Wanted(*_needed(inputs), wants_hits)
     plan = Plan(settings, product_dtype(inputs.hidden), wanted, shards)
+    unit = _unit(inputs.weights) if plan.dtype == torch.float16 else None
+    if unit is not None:
+        inputs = inputs._replace(weights=inputs.weights / unit)
     if not torch.compiler.is_compiling():
         total, losses, hits = _Sum.apply(*inputs, plan)  # type: ignore[no-untyped-call]
     elif shards is not None:
         total, losses, hits = _uncompiled_sum(inputs, plan)
     else:
         total, losses, hits, *_ = sum_op(*inputs, *as_arguments(plan))
+    if unit is not None:
+        total = total * unit
     return HeadLosses(total, losses.detach(), hits if wants_hits else None)
 
 
@@ -123,12 +128,12 @@ class _Sum(torch.autograd.Function):
         return weighted_sum(found.losses, inputs.weights), found.losses, found.hits
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         """Multiply the gradients by the gradient of the sum."""
         factor, *_ = given
         if factor is None:
             return (None,) * 6
+        _refuse_second_derivatives()
         saved = zip(ctx.saved_tensors, ctx.types, ctx.needs_input_grad, strict=False)
         is_last = not _keeps_graph()
         gradients = [
@@ -151,9 +156,9 @@ class _Each(torch.autograd.Function):
         return sweep(inputs, plan).losses
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         """Compute the gradients chunk by chunk, with the given gradients as weights."""
+        _refuse_second_derivatives()
         inputs = HeadInputs(*ctx.saved_tensors)
         needed = ctx.needs_input_grad[:3]
         plan = ctx.plan._replace(wanted=Wanted(*needed))
@@ -163,6 +168,30 @@ class _Each(torch.autograd.Function):
             for one, dtype, is_needed in zip(found[2:], types_of(inputs), needed, strict=True)
         )
         return (*gradients, None, None, None)
+
+
+def _unit(weights: Tensor) -> Tensor:
+    """Return the largest weight, float32: products with small weights are 0 in float16.
+
+    The gradients are multiplied by it in the backward pass, together with the scale of the loss.
+    """
+    if not len(weights):
+        return weights.new_ones(())
+    largest = weights.abs().amax()
+    return largest.where(largest > 0, 1.0)
+
+
+def _refuse_second_derivatives() -> None:
+    """Raise if the gradients are to be differentiated: they would be constants.
+
+    Raises:
+        RuntimeError: If so, as of torch's own operations without second derivatives.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "create_graph=True: the loss of a head without logits has no second derivatives. Set "
+            'requested_outputs = ("logits",) of the model.'
+        )
 
 
 def _keeps_graph() -> bool:

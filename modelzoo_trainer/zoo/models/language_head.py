@@ -131,10 +131,14 @@ def is_plain(head: nn.Module) -> bool:
     """Return whether calling a head is a product with its weight, and nothing else."""
     if type(head) is not nn.Linear or "forward" in vars(head) or _has_any_global_hook():  # type: ignore[no-untyped-call]
         return False
-    shards = _shards(head)
-    own = len(head._forward_pre_hooks) + len(head._forward_hooks)
-    num = own + len(head._backward_hooks) + len(head._backward_pre_hooks)
+    shards, num = _shards(head), num_hooks(head)
     return num == 0 if shards is None else shards.is_usable and num == shards.num_hooks
+
+
+def num_hooks(module: nn.Module) -> int:
+    """Return how many hooks of its own a module has."""
+    forward = len(module._forward_pre_hooks) + len(module._forward_hooks)
+    return forward + len(module._backward_hooks) + len(module._backward_pre_hooks)
 
 
 def _shards(head: Any) -> VocabularyShards | None:

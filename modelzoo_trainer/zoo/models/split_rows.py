@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.base.devices import BackendError, ContextParallel
+from modelzoo_trainer.base.devices import ContextParallel
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.attend import attend
 from modelzoo_trainer.zoo.models.decoder_settings import DecoderSettings
@@ -49,14 +49,9 @@ def own_places(parallel: ContextParallel, input_ids: Tensor) -> Tensor:
         input_ids: (B, T). Returns: (t,) integer.
 
     Raises:
-        ConfigError: If rows of this length cannot be split.
+        UnsplittableBatch: If rows of this length cannot be split.
     """
-    length = input_ids.shape[1]
-    try:
-        parallel.chunks(length)
-    except BackendError as error:
-        raise ConfigError(str(error)) from None
-    return parallel.take(torch.arange(length, device=input_ids.device), 0)
+    return parallel.take(torch.arange(input_ids.shape[1], device=input_ids.device), 0)
 
 
 def attend_own(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from backends.comm import Comm
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.sparsity import (
     GMP,
@@ -18,7 +19,9 @@ from modelzoo_trainer.optim.sparsity.init_methods import RankingGroups, random_s
 
 def masked(algorithm, weight, mask=None, grad=None):
     """Return a parameter with a given mask of nonzero weights."""
-    one = SparseParam.of("w", torch.nn.Parameter(torch.as_tensor(weight).float()), algorithm)
+    one = SparseParam.of(
+        "w", torch.nn.Parameter(torch.as_tensor(weight).float()), algorithm, Comm()
+    )
     if mask is not None:
         one.pruned.copy_(torch.as_tensor(mask) == 0)
         one.param.detach().masked_fill_(one.pruned, 0)
@@ -32,7 +35,9 @@ def first(one, seed=0):
 
 
 def following(one, step, seed=0):
-    return one.next_pruned(torch.tensor(one.numbers(step, seed))).logical_not().int()
+    return (
+        one.next_pruned(torch.tensor(one.numbers(step, seed)), one.gradient()).logical_not().int()
+    )
 
 
 # ---- order
@@ -180,7 +185,7 @@ def test_the_fraction_is_exact_after_each_update_of_a_changing_schedule(kind):
     one.pruned.copy_(first(one) == 0)
     for step, fraction in enumerate([0.3, 0.6, 0.9, 0.3], start=1):
         one.param.grad = torch.randn(9, 11, generator=generator)
-        one.pruned.copy_(one.next_pruned(torch.tensor(one.numbers(step, 0))))
+        one.pruned.copy_(one.next_pruned(torch.tensor(one.numbers(step, 0)), one.gradient()))
         assert one.pruned.sum() == round(fraction * 99)
 
 
@@ -192,7 +197,7 @@ def test_each_group_has_the_fraction(key, dim):
     for _ in range(2):
         parts = one.pruned.chunk(3, dim)
         assert [part.sum().item() for part in parts] == [18, 18, 18]
-        one.pruned.copy_(one.next_pruned(torch.tensor(one.numbers(1, 0))))
+        one.pruned.copy_(one.next_pruned(torch.tensor(one.numbers(1, 0)), one.gradient()))
 
 
 def test_a_parameter_that_has_no_such_groups_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from modelzoo_trainer import Trainer, TrainingLoop
+from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
 from modelzoo_trainer.core.sparsity import Sparsity
-from modelzoo_trainer.errors import ConfigError
 from tests.distributed.ranks import run_ranks
 
 RIGL = {"algorithm": "rigl", "sparsity": 0.5, "update": {"freq": 2}}
@@ -52,12 +52,6 @@ def fit(rank: int, folder: Path, sparsity: Any, batch_size: int) -> dict[str, An
     }
 
 
-def refuse(rank: int, folder: Path) -> str:
-    with pytest.raises(ConfigError) as caught:
-        trainer_of(folder, 0.5, {"parallel": {"shard": 2}})
-    return str(caught.value)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sparsity", [RIGL, SET], ids=["rigl", "set"])
 def test_all_processes_have_the_same_masks_as_one(tmp_path, sparsity) -> None:
@@ -68,7 +62,71 @@ def test_all_processes_have_the_same_masks_as_one(tmp_path, sparsity) -> None:
     assert alone["head.weight"] == one["head.weight"]
 
 
+def train(
+    rank: int, folder: Path, sparsity: Any, parallel: dict[str, int], batch_size: int, steps: int
+) -> dict[str, Any]:
+    """Train on whole or split weights, saving at the end, from where the folder's run ended."""
+    backend = {"parallel": parallel, "tensor_plan": {"body": "colwise", "head": "rowwise"}}
+    if "tensor" not in parallel:
+        del backend["tensor_plan"]
+    trainer = Trainer(
+        device="cpu",
+        backend=backend,
+        model_dir=folder,
+        model=Net,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
+        sparsity=sparsity,
+        loop=TrainingLoop(max_steps=steps, num_epochs=9),
+        checkpoint=Checkpoint(steps=2),
+        seed=1,
+    )
+    data = TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)))
+    trainer.fit(DataLoader(data, batch_size=batch_size))
+    whole = trainer.backend.comm.whole
+    callback = trainer.get_callback(Sparsity)
+    fractions = callback.fractions(steps)
+    return {
+        "masks": {one.name: whole(one.pruned).tolist() for one in callback.params},
+        "weights": {
+            name: whole(param.detach()) for name, param in trainer.model.named_parameters()
+        },
+        "fractions": {name: float(actual) for name, (_, actual) in fractions.items()},
+    }
+
+
+GROUPS = {"algorithm": "rigl", "sparsity": 0.5, "update": {"freq": 2}, "balance_in_groups": 2}
+SPLIT = {
+    "static": (0.5, {"shard": 2}),
+    "rigl": (RIGL, {"shard": 2}),
+    "groups": (GROUPS, {"shard": 2}),
+    "set": (SET, {"shard": 2}),
+    "tensor": (RIGL, {"tensor": 2}),
+    "replicated": (RIGL, {"replicate": 2, "shard": 2}),
+    "both": (SET, {"shard": 2, "tensor": 2}),
+}
+
+
+@pytest.mark.slow_cases("static", "tensor", every=3)
+@pytest.mark.parametrize("case", SPLIT)
+def test_split_weights_have_the_masks_of_whole_ones(tmp_path: Path, case: str) -> None:
+    sparsity, parallel = SPLIT[case]
+    (alone,) = run_ranks(1, train, tmp_path / "one", sparsity, {}, 8, 6)
+    num = math.prod(parallel.values())
+    num_shards = num // parallel.get("tensor", 1)
+    ranks = run_ranks(num, train, tmp_path / "split", sparsity, parallel, 8 // num_shards, 6)
+    for one in ranks:
+        assert one["masks"] == alone["masks"]
+        assert one["fractions"] == alone["fractions"]
+        torch.testing.assert_close(one["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
+    assert alone["fractions"]["body.weight"] == 0.5
+
+
 @pytest.mark.slow
-def test_a_process_that_holds_a_part_of_the_weights_refuses(tmp_path) -> None:
-    for said in run_ranks(2, refuse, tmp_path):
-        assert said.startswith("sparsity does not work with sharded weights")
+def test_masks_are_resumed_with_another_number_of_processes(tmp_path: Path) -> None:
+    (alone,) = run_ranks(1, train, tmp_path / "one", RIGL, {}, 8, 6)
+    folder = tmp_path / "split"
+    run_ranks(2, train, folder, RIGL, {"shard": 2}, 4, 2)
+    run_ranks(1, train, folder, RIGL, {}, 8, 4)
+    for one in run_ranks(2, train, folder, RIGL, {"shard": 2}, 4, 6):
+        assert one["masks"] == alone["masks"]
+        torch.testing.assert_close(one["weights"], alone["weights"], rtol=1e-5, atol=1e-6)

@@ -405,17 +405,20 @@ def test_what_nothing_helps_ends_with_an_error_code(
 
 
 @pytest.mark.slow
-def test_a_bias_of_the_scores_is_counted(figures: Measure) -> None:
+def test_a_bias_of_all_scores_is_counted_where_there_is_one(figures: Measure) -> None:
     longer = (
         "init.model.max_position_embeddings=256",
         "fit.train_dataloader.max_sequence_length=256",
         "init.model.rotary_dim=null",
     )
-    plain = figures(1, *longer, "init.model.position_embedding_type=null")
-    found = figures(1, *longer, "init.model.position_embedding_type=alibi")
+    alibi = "init.model.position_embedding_type=alibi"
+    plain = figures(1, *longer, "init.model.position_embedding_type=null").training.total
+    blocks = figures(1, *longer, alibi).training.total
+    dense = figures(1, *longer, alibi, "init.model.attention=dense").training.total
 
     bias = 4 * 256 * 256 * 4  # heads, queries, keys, bytes
-    assert found.training.total - plain.training.total >= bias
+    assert dense - plain >= bias
+    assert blocks - plain < bias / 4
 
 
 MOE = "init.model.moe={num_experts: 3, top_k: 2, num_shared_experts: 1}"

@@ -76,7 +76,15 @@ def adapted(model: HfCausalLm) -> None:
     model.model.lm_head = type("Own", (nn.Linear,), {})(SIZES["hidden_size"], model.vocab_size)
 
 
-@pytest.mark.parametrize("change", [hooked, adapted])
+def watched(model: HfCausalLm) -> None:
+    model.model.register_forward_hook(lambda *given: None)
+
+
+def patched(model: HfCausalLm) -> None:
+    model.model.forward = model.model.forward
+
+
+@pytest.mark.parametrize("change", [hooked, adapted, watched, patched])
 def test_a_head_that_is_more_than_a_layer_is_called_as_a_whole(change: Any) -> None:
     model, batch = make(), language_batch()
     change(model)

@@ -1,5 +1,6 @@
 """Attention: every implementation against loops over numbers; its dtypes and gradients."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -376,11 +377,14 @@ def operands(queries: Tensor, rule: dict[str, Any], options: dict[str, Any]) -> 
             0.0,
             "padding",
         ),
+        (torch.zeros(1, 1, 4, 2, device="meta"), Visible(), 0.0, "at least 16 numbers"),
     ],
 )
 def test_an_implementation_that_a_device_lacks_is_refused(
-    queries: Tensor, visible: Visible, dropout: float, fact: str
+    queries: Tensor, visible: Visible, dropout: float, fact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    module = sys.modules[attend.__module__]
+    monkeypatch.setattr(module, "has_trained_flex_attention", lambda device: device.type == "meta")
     with pytest.raises(ConfigError, match=fact) as caught:
         attend(
             queries,
@@ -447,6 +451,7 @@ def test_flex_attention_skips_only_blocks_without_visible_pairs(
     padded = torch.nn.functional.pad(mask, (0, columns, 0, rows))
     blocks = padded.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
     has_pair, has_all = blocks.any(dim=(2, 4)), blocks.all(dim=(2, 4))
+    assert seen.shape[2:] == is_full.shape[2:] == has_pair.shape[1:]
     assert (seen[:, 0] | ~has_pair).all()
     assert (has_all | ~is_full[:, 0] | (torch.arange(blocks.shape[1]) >= num // 2)[:, None]).all()
     if rule in ("causal", "window", "sinks", "packed"):

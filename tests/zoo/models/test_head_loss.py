@@ -253,6 +253,51 @@ def test_under_autocast_products_have_its_type_and_the_softmax_float32(dtype: to
     close([one.float() for one in of_half], [one.float() for one in expected], rough)
 
 
+@pytest.mark.parametrize("weight", [1.0, 1e-4])
+def test_in_float16_sums_do_not_overflow_and_small_weights_do_not_vanish(weight: float) -> None:
+    torch.manual_seed(0)
+    head, labels = nn.Linear(WIDTH, 512, bias=False), torch.full((1, 4096), 7)
+    hidden = torch.randn(1, 4096, WIDTH)
+    hidden[..., 0] = 50.0  # times 4,096 tokens: more than 65,504
+    hidden.requires_grad_()
+    exact = gradients(
+        score(head, hidden, labels, labels * weight, HeadSettings()).total, head, hidden
+    )
+
+    with torch.autocast("cpu", torch.float16):
+        found = score(head, hidden, labels, labels * weight, HeadSettings()).total
+
+    for one, other in zip(gradients(found * 2**10, head, hidden), exact, strict=True):
+        assert one.isfinite().all()
+        assert float((one / 2**10 - other).norm() / other.norm()) < 2e-3
+
+
+def test_second_derivatives_are_refused() -> None:
+    head, hidden, labels, weights = make()
+    for loss in (
+        score(head, hidden, labels, weights, SETTINGS).total,
+        losses_of(head, hidden, labels, SETTINGS).sum(),
+    ):
+        with pytest.raises(RuntimeError, match=r"create_graph=True.*requested_outputs"):
+            torch.autograd.grad(loss, [hidden], create_graph=True)
+
+
+def test_half_gradients_of_a_large_weight_are_added_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, hidden, labels, weights = make()
+
+    def run() -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            total = score(head, hidden, labels, weights, SETTINGS).total
+        return gradients(total, head, hidden)
+
+    whole = run()
+    monkeypatch.setattr(head_chunks, "_PIECE", 7 * WIDTH)
+
+    close(run(), whole, rtol=1e-5)
+
+
 def test_the_gradient_of_the_sum_is_not_rounded_to_16_bits() -> None:
     head, hidden, labels, weights = make()
     head = head.bfloat16()

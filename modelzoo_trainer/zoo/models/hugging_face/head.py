@@ -12,7 +12,7 @@ from torch import nn
 
 from modelzoo_trainer.zoo.models.head_chunks import HeadSettings
 from modelzoo_trainer.zoo.models.hugging_face.attention import FAMILIES, has_expert_loss
-from modelzoo_trainer.zoo.models.language_head import is_plain
+from modelzoo_trainer.zoo.models.language_head import is_plain, num_hooks
 
 _LIBRARY: Final = "transformers."
 
@@ -29,8 +29,8 @@ class Parts(NamedTuple):
 def parts_of(model: Any) -> Parts | None:
     """Return the parts of a model; None where it can only be called as a whole.
 
-    That is one of another family, with a loss of experts or code of its own, with adapters or hooks
-    at its head, or with tokens that adapters add.
+    That is one of another family, with a loss of experts or code of its own, with hooks or another
+    `forward`, with adapters or hooks at its head, or with tokens that adapters add.
     """
     if model.config.model_type not in FAMILIES or has_expert_loss(model.config):
         return None
@@ -40,6 +40,8 @@ def parts_of(model: Any) -> Parts | None:
     whole = model if adapters is None else model.get_base_model()
     body, head = getattr(whole, whole.base_model_prefix, None), whole.get_output_embeddings()
     is_known = type(whole).__module__.startswith(_LIBRARY)
+    if any(num_hooks(one) or "forward" in vars(one) for one in (model, whole)):
+        return None
     if body is None or not is_known or not isinstance(head, nn.Module) or not is_plain(head):
         return None
     return Parts(body, head, settings_of(whole.config))
