@@ -95,7 +95,7 @@ class Choice:
         sharding = dict(self.sharding) if mesh.shard > 1 else {}
         if sharding and self.micro_batch < self.num_samples:
             sharding["accumulate_shards"] = True
-        backend = {
+        backend: Plain = {
             "parallel": parallel or None,
             "sharding": sharding or None,
             "activation_checkpointing": self.recomputation,

@@ -291,7 +291,8 @@ def _with_product(total: Tensor | None, gradient: Tensor, states: Tensor) -> Ten
         total = gradient.new_zeros(num_outputs, size, dtype=exact)
     dtype = exact if gradient.dtype == torch.float16 else gradient.dtype
     states, rows = states.to(dtype), max(1, _PIECE // size)
-    for target, source in zip(total.split(rows), gradient.split(rows, dim=1), strict=True):
+    pieces = zip(torch.split(total, rows), torch.split(gradient, rows, dim=1), strict=True)
+    for target, source in pieces:
         target.add_(source.t().to(dtype) @ states)
     return total
 
