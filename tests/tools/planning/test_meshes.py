@@ -181,5 +181,7 @@ def test_devices_need_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
     with pytest.raises(ConfigError, match=r"--devices .*requires --memory"):
         plan_on_paper(lambda _: [], devices="8")
+    with pytest.raises(ConfigError, match=r"--world-size .* --devices"):
+        plan_on_paper(lambda _: [], "4", "1GiB", devices="8")
     with pytest.raises(ConfigError, match="--devices: expected an integer >= 1, got 'x'"):
         plan_on_paper(lambda _: [], devices="x", memory="1GiB")

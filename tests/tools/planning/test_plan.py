@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from modelzoo_trainer.base.devices import fake_world
 from modelzoo_trainer.cli import command
@@ -556,3 +557,55 @@ def test_a_setting_that_is_printed_fits(file: Path, capsys: pytest.CaptureFixtur
     num = int(text.partition("has ")[2].split()[0])
     words = [f"--set={one}" for one in changes]
     assert run(file, "--world-size", str(num), "--memory", limit, *words) == 0
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "{parallel: {shard: 3}}",
+        "{parallel: {tensor: -1}, sequence_parallel: true}",
+        "{activation_checkpointing: full}",
+    ],
+)
+def test_a_search_replaces_the_settings_of_the_file(
+    file: Path, backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    micro_batch = 'init.callbacks=[{ScopedTrainFlags: {"csx.performance.micro_batch_size": 2}}]'
+    words = ("--devices", "4", "--memory", "1GiB")
+    assert run(file, *words) == 0
+    expected = capsys.readouterr().out
+
+    assert run(file, *words, f"--set=init.backend={backend}", f"--set={micro_batch}") == 0
+
+    assert capsys.readouterr().out == expected
+    section = yaml.safe_load(expected.partition("\n\n")[2].partition("\n\n")[0])
+    assert section["trainer"]["init"] == {
+        "backend": {
+            "parallel": None,
+            "sharding": None,
+            "activation_checkpointing": None,
+            "tensor_plan": None,
+            "sequence_parallel": False,
+        },
+        "callbacks": [{"ScopedTrainFlags": {"csx.performance.micro_batch_size": 4}}],
+    }
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_search_shards_in_the_precision_of_the_file(
+    file: Path, is_half: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precision = "{fp16_type: bfloat16}" if is_half else "null"
+    words = ("--devices", "2", "--memory", "1KiB", f"--set=init.precision={precision}")
+    assert run(file, *words) == 1
+    text = capsys.readouterr().out
+    assert "shard: 2" in text
+    assert ("param_dtype: bfloat16" in text) == is_half
+
+
+def test_what_cannot_be_split_is_said_if_nothing_fits(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--devices", "2", "--memory", "1KiB")
+    assert run(file, *words, "--set=init.backend.find_unused_parameters=true") == 1
+    assert "Not possible: " in capsys.readouterr().out
