@@ -251,21 +251,9 @@ def _add_gradients(
 
 
 def _shapes_backward(
-    gradient: Tensor,
-    output: Tensor,
-    sums: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    after: Tensor | None,
-    before: Tensor | None,
-    padding: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    rule: Sequence[int],
-    scoring: Sequence[float],
-    trains_bias: bool,
+    gradient: Tensor, output: Tensor, sums: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    queries, keys, values, _, _, _, bias, *_, trains_bias = given
     of_bias = bias if trains_bias and bias is not None else sums.new_empty(0)
     return (
         torch.empty_like(queries),
@@ -286,6 +274,11 @@ def _gradients(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Any
     rule, scoring = ctx.constants
     if gradient is None:
         return (None,) * 10
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "create_graph=True: attention by blocks has no second derivatives. Set attention to "
+            "dense."
+        )
     trains_bias = ctx.needs_input_grad[6]
     found = _ATTEND_BACKWARD(gradient, *ctx.saved_tensors, rule, scoring, trains_bias)
     of_bias = found[3] if trains_bias else None

@@ -459,6 +459,13 @@ def test_flex_attention_skips_only_blocks_without_visible_pairs(
         assert torch.equal(seen[:, 0].expand_as(has_pair), has_pair)
 
 
+def test_second_derivatives_by_blocks_are_refused() -> None:
+    own = states(4)[0].requires_grad_()
+    found = attend(own, own, own, scale=0.7, visible=Visible(window=3), implementation="blocks")
+    with pytest.raises(RuntimeError, match=r"create_graph=True.*dense"):
+        torch.autograd.grad(found.sum(), [own], create_graph=True)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_recomputed_attention_has_the_same_bits(mode: Any, dropout: float) -> None:
