@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import log2
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.base.devices import fake_world
@@ -89,7 +90,8 @@ class _Search:
             return False
         if not self._same_kind(choice):
             alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
-            if any(guess(choice, *one) * _OTHER_KIND > self.memory for one in alike[:1]):
+            nearest = min(alike, key=lambda one: _other_axes(one[0], choice), default=None)
+            if nearest is not None and guess(choice, *nearest) * _OTHER_KIND > self.memory:
                 return False
             if self.measure(replace(choice, micro_batch=1)) is None:
                 return False
@@ -98,6 +100,12 @@ class _Search:
 
     def _same_kind(self, choice: Choice) -> list[tuple[Choice, Figures]]:
         return [one for one in self.known if one[0].kind == choice.kind]
+
+
+def _other_axes(known: Choice, choice: Choice) -> tuple[float, float]:
+    """Order what is known of other kinds: how layers are split matters more than how rows are."""
+    one, two = known.mesh, choice.mesh
+    return abs(log2(one.tensor / two.tensor)), abs(log2(one.context / two.context))
 
 
 def _distance(known: Choice, choice: Choice) -> tuple[int, float]:

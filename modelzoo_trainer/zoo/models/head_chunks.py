@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from modelzoo_trainer.zoo.models.autocast import without_autocast
 
-_FRACTION: Final = 16  # of the tokens are in a chunk
+_FRACTION: Final = 16  # of the tokens are in a chunk, or of the outputs in a piece
 _FEWEST: Final = 128  # tokens in a chunk: with fewer, matrix products are slow
 _SMALL: Final = 2**22  # logits that are computed at once in any case
 _LARGE: Final = 2**27  # logits that are computed at once at most
@@ -290,7 +290,7 @@ def _with_product(total: Tensor | None, gradient: Tensor, states: Tensor) -> Ten
     if total is None:
         total = gradient.new_zeros(num_outputs, size, dtype=exact)
     dtype = exact if gradient.dtype == torch.float16 else gradient.dtype
-    states, rows = states.to(dtype), max(1, _PIECE // size)
+    states, rows = states.to(dtype), max(_PIECE // size, num_outputs // _FRACTION, 1)
     pieces = zip(torch.split(total, rows), torch.split(gradient, rows, dim=1), strict=True)
     for target, source in pieces:
         target.add_(source.t().to(dtype) @ states)
