@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         is_too_large,
     )
     from .grouped_products import grouped_linear, moved_rows
-    from .operators import attention_formulas, define_operator
+    from .operators import attention_formulas, define_operator, refuse_second_derivatives
     from .parallel.collectives import collective_of
     from .parallel.context import ContextParallel
     from .parallel.fake_world import (
@@ -90,7 +90,7 @@ _HOMES = {
         "is_too_large",
     ),
     "grouped_products": ("grouped_linear", "moved_rows"),
-    "operators": ("attention_formulas", "define_operator"),
+    "operators": ("attention_formulas", "define_operator", "refuse_second_derivatives"),
     "parallel.collectives": ("collective_of",),
     "parallel.context": ("ContextParallel",),
     "parallel.fake_world": ("fake_world_backend", "is_for_real", "num_buckets", "fake_world"),
@@ -158,6 +158,7 @@ __all__ = [
     "moved_rows",
     "num_buckets",
     "peak_flops",
+    "refuse_second_derivatives",
     "step_seed",
     "switch_names",
     "switch_problem",

@@ -54,6 +54,20 @@ def define_operator(
     return operator
 
 
+def refuse_second_derivatives(what: str, instead: str) -> None:
+    """Raise in a backward pass whose gradients are to be differentiated: they would be constants.
+
+    Args:
+        what: Has no second derivatives.
+        instead: What to do.
+
+    Raises:
+        RuntimeError: If so, as of torch's own operations without second derivatives.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"create_graph=True: {what} has no second derivatives. {instead}")
+
+
 def attention_formulas() -> dict[Any, Callable[..., int]]:
     """Return the operations of attention kernels that torch's own counter does not know."""
     found: dict[Any, Callable[..., int]] = {}

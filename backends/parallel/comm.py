@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from typing_extensions import override
 
@@ -111,7 +110,7 @@ class DistributedComm(Comm):
 
     @override
     def part_like(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return own_part(distribute(tensor, like)) if isinstance(like, DTensor) else tensor
+        return own_part(distribute(tensor, like)) if is_sharded(like) else tensor
 
     @override
     def broadcast_buffers(self, model: Module) -> None:

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import Module, Parameter
+from typing_extensions import TypeIs
 
 from ..blocks import find_blocks
 from ..errors import BackendError, suggest
@@ -189,7 +190,7 @@ def free_gathered(model: Module) -> None:
             module.reshard()
 
 
-def is_sharded(value: Any) -> bool:
+def is_sharded(value: Any) -> TypeIs[DTensor]:
     """Return whether a value is a DTensor."""
     return isinstance(value, DTensor)
 

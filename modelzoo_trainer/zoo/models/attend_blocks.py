@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.base.devices import define_operator
+from modelzoo_trainer.base.devices import define_operator, refuse_second_derivatives
 from modelzoo_trainer.zoo.models.autocast import without_autocast
 from modelzoo_trainer.zoo.models.visible import (
     Tile,
@@ -274,11 +274,7 @@ def _gradients(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Any
     rule, scoring = ctx.constants
     if gradient is None:
         return (None,) * 10
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "create_graph=True: attention by blocks has no second derivatives. Set attention to "
-            "dense."
-        )
+    refuse_second_derivatives("attention by blocks", "Set attention to dense.")
     trains_bias = ctx.needs_input_grad[6]
     found = _ATTEND_BACKWARD(gradient, *ctx.saved_tensors, rule, scoring, trains_bias)
     of_bias = found[3] if trains_bias else None

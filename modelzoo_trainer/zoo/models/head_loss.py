@@ -16,12 +16,13 @@ Dimension letters: N tokens, H hidden size, V vocabulary size, C tokens of a chu
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
+from modelzoo_trainer.base.devices import refuse_second_derivatives
 from modelzoo_trainer.zoo.models.autocast import product_dtype
 from modelzoo_trainer.zoo.models.head_chunks import (
     HeadInputs,
@@ -35,6 +36,11 @@ from modelzoo_trainer.zoo.models.head_chunks import (
     weighted_sum,
 )
 from modelzoo_trainer.zoo.models.head_operations import as_arguments, each_op, sum_op
+
+_NO_SECOND: Final = (
+    "the loss of a head without logits",
+    'Set requested_outputs = ("logits",) of the model.',
+)
 
 
 class HeadLosses(NamedTuple):
@@ -133,7 +139,7 @@ class _Sum(torch.autograd.Function):
         factor, *_ = given
         if factor is None:
             return (None,) * 6
-        _refuse_second_derivatives()
+        refuse_second_derivatives(*_NO_SECOND)
         saved = zip(ctx.saved_tensors, ctx.types, ctx.needs_input_grad, strict=False)
         is_last = not _keeps_graph()
         gradients = [
@@ -158,7 +164,7 @@ class _Each(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         """Compute the gradients chunk by chunk, with the given gradients as weights."""
-        _refuse_second_derivatives()
+        refuse_second_derivatives(*_NO_SECOND)
         inputs = HeadInputs(*ctx.saved_tensors)
         needed = ctx.needs_input_grad[:3]
         plan = ctx.plan._replace(wanted=Wanted(*needed))
@@ -179,19 +185,6 @@ def _unit(weights: Tensor) -> Tensor:
         return weights.new_ones(())
     largest = weights.abs().amax()
     return largest.where(largest > 0, 1.0)
-
-
-def _refuse_second_derivatives() -> None:
-    """Raise if the gradients are to be differentiated: they would be constants.
-
-    Raises:
-        RuntimeError: If so, as of torch's own operations without second derivatives.
-    """
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "create_graph=True: the loss of a head without logits has no second derivatives. Set "
-            'requested_outputs = ("logits",) of the model.'
-        )
 
 
 def _keeps_graph() -> bool:

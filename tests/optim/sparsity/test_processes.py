@@ -29,7 +29,7 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.body(batch[0]))).square().mean()
 
 
-def trainer_of(folder: Path, sparsity: Any, backend: Any) -> Trainer:
+def trainer_of(folder: Path, sparsity: Any, backend: Any, steps: int = 6, **more: Any) -> Trainer:
     return Trainer(
         device="cpu",
         backend=backend,
@@ -37,15 +37,20 @@ def trainer_of(folder: Path, sparsity: Any, backend: Any) -> Trainer:
         model=Net,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
         sparsity=sparsity,
-        loop=TrainingLoop(max_steps=6, num_epochs=9),
+        loop=TrainingLoop(max_steps=steps, num_epochs=9),
         seed=1,
+        **more,
     )
+
+
+def data_of(batch_size: int) -> DataLoader[Any]:
+    data = TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)))
+    return DataLoader(data, batch_size=batch_size)
 
 
 def fit(rank: int, folder: Path, sparsity: Any, batch_size: int) -> dict[str, Any]:
     trainer = trainer_of(folder, sparsity, {})
-    data = TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)))
-    trainer.fit(DataLoader(data, batch_size=batch_size))
+    trainer.fit(data_of(batch_size))
     sparsity = trainer.get_callback(Sparsity)
     return {one.name: one.pruned.tolist() for one in sparsity.params} | {
         "weight": trainer.model.body.weight.tolist()
@@ -66,22 +71,11 @@ def train(
     rank: int, folder: Path, sparsity: Any, parallel: dict[str, int], batch_size: int, steps: int
 ) -> dict[str, Any]:
     """Train on whole or split weights, saving at the end, from where the folder's run ended."""
-    backend = {"parallel": parallel, "tensor_plan": {"body": "colwise", "head": "rowwise"}}
-    if "tensor" not in parallel:
-        del backend["tensor_plan"]
-    trainer = Trainer(
-        device="cpu",
-        backend=backend,
-        model_dir=folder,
-        model=Net,
-        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
-        sparsity=sparsity,
-        loop=TrainingLoop(max_steps=steps, num_epochs=9),
-        checkpoint=Checkpoint(steps=2),
-        seed=1,
-    )
-    data = TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)))
-    trainer.fit(DataLoader(data, batch_size=batch_size))
+    backend: dict[str, Any] = {"parallel": parallel}
+    if "tensor" in parallel:
+        backend["tensor_plan"] = {"body": "colwise", "head": "rowwise"}
+    trainer = trainer_of(folder, sparsity, backend, steps, checkpoint=Checkpoint(steps=2))
+    trainer.fit(data_of(batch_size))
     whole = trainer.backend.comm.whole
     callback = trainer.get_callback(Sparsity)
     fractions = callback.fractions(steps)
