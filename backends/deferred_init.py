@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import Module, Parameter
 
@@ -18,6 +20,8 @@ from .errors import BackendError
 _RESETS = ("reset_parameters", "_reset_parameters")
 
 Step = tuple[Module, Callable[[], None]]
+Part = tuple[slice, ...]
+PartOf = Callable[[torch.Size, DeviceMesh, tuple[Placement, ...]], Part]
 
 
 def is_on_meta(model: Module) -> bool:
@@ -48,8 +52,9 @@ def materialize(model: Module, device: torch.device) -> None:
     _share_generator()
     _allocate(model, device)
     written: set[int] = set()
+    part_of = cache(_part)  # layers repeat, and torch makes an index of all rows
     for module, draw in _steps(model):
-        with _whole(module, written):
+        with _whole(module, written, part_of):
             draw()
     _check_written(model, written)
 
@@ -109,11 +114,11 @@ def _share_generator() -> None:
 
 
 @contextmanager
-def _whole(module: Module, written: set[int]) -> Iterator[None]:
+def _whole(module: Module, written: set[int], part_of: PartOf) -> Iterator[None]:
     """Replace a module's tensors by full ones on the host; then keep this rank's shard of them.
 
     `written`: ids of initialized tensors; others are filled with NaN first, and added if they have
-    changed.
+    changed. `part_of`: `_part`.
     """
     kept = list(_slots(module))
     wholes = {id(target): _host_copy(target, id(target) in written) for _, _, target in kept}
@@ -127,7 +132,7 @@ def _whole(module: Module, written: set[int]) -> Iterator[None]:
             is_new = value is not wholes[key] or value._version != versions[key]
             if is_new or not _is_untouched(value):
                 written.add(key)
-                _keep_part(target, value)
+                _keep_part(target, value, part_of)
     finally:
         for own, name, target in kept:
             own[name] = target
@@ -149,15 +154,18 @@ def _is_untouched(value: Tensor) -> bool:
     return not (value.is_floating_point() or value.is_complex()) or bool(value.isnan().all())
 
 
-def _keep_part(target: Tensor, value: Tensor) -> None:
-    if not isinstance(target, DTensor):
+def _keep_part(target: Tensor, value: Tensor, part_of: PartOf) -> None:
+    if isinstance(target, DTensor):
+        part = part_of(target.shape, target.device_mesh, target.placements)
+        target.to_local().copy_(value[part])
+    else:
         target.copy_(value)
-        return
-    shape, offsets = compute_local_shape_and_global_offset(
-        target.shape, target.device_mesh, target.placements
-    )
-    part = tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))
-    target.to_local().copy_(value[part])
+
+
+def _part(shape: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Part:
+    """Return the indices of this rank's shard."""
+    sizes, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
 
 
 def _check_written(model: Module, written: set[int]) -> None:

@@ -6,8 +6,9 @@ import copy
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,8 +38,19 @@ from modelzoo_trainer.tools.planning.figures import (
     figures_of,
     sizes_of,
 )
-from modelzoo_trainer.tools.planning.memory_tracker import EXCHANGE, MemoryKind, MemoryTracker
-from modelzoo_trainer.tools.planning.repeats import Repeat, extrapolated, repeats_of, shorten
+from modelzoo_trainer.tools.planning.memory_tracker import (
+    EXCHANGE,
+    NOWHERE,
+    MemoryKind,
+    MemoryTracker,
+)
+from modelzoo_trainer.tools.planning.repeats import (
+    Repeat,
+    extrapolated,
+    leave_out,
+    repeats_of,
+    shorten,
+)
 from modelzoo_trainer.tools.planning.sample_batches import (
     Copies,
     LocalBatch,
@@ -60,12 +72,38 @@ _PLACING, _UPDATING, _TRAINING = "place the model", "first update", "batch"
 _BUILDING: Final = ("", _PLACING)
 
 
+class Built:
+    """A model that was built on `meta`, with few of its repeated layers, to be used again.
+
+    Building a model of a hundred layers takes as long as its steps, and many runs are compared.
+    """
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        """The mode of all tensors: tensors of two modes cannot be used together."""
+        self._model: tuple[Module, list[Repeat]] | None = None
+
+    def build(self, component: Any) -> tuple[Module, list[Repeat]]:
+        """Return a new model, which may have few of its repeated layers, and what repeats."""
+        if torch.empty(0).device != NOWHERE:
+            model = component.build()
+            return model, repeats_of(model)
+        if self._model is None:
+            model = component.build()
+            repeats = repeats_of(model)
+            leave_out(model, repeats)
+            self._model = model, repeats
+        model, repeats = self._model
+        return copy.deepcopy(model), repeats
+
+
 def measure(
     plan: TrainerPlan,
     *,
     use_data: bool = False,
     all_layers: bool = False,
     one_step: bool = False,
+    built: Built | None = None,
 ) -> Figures:
     """Run two steps on fake tensors as rank 0 of many processes and return what they need.
 
@@ -79,13 +117,15 @@ def measure(
         all_layers: Whether to measure all layers.
         one_step: Whether to measure the first step alone, with the state that an optimizer has
             after it: in less time, but with the few small messages of the start of a run.
+        built: The model of former measurements with the same `model`; None = there are none.
 
     Raises:
         ConfigError: If the plan does not train, or the processes do not fit it.
     """
     _check(plan)
     if not all_layers:
-        found = _with_few_layers(plan, use_data=use_data, one_step=one_step)
+        built = Built() if built is None else built
+        found = _with_few_layers(plan, built, use_data=use_data, one_step=one_step)
         if found is not None:
             return found
     measured, _ = _Run(plan, use_data=use_data, one_step=one_step).measure()
@@ -111,14 +151,14 @@ def _check(plan: TrainerPlan) -> None:
         )
 
 
-def _with_few_layers(plan: TrainerPlan, **how: bool) -> Figures | None:
+def _with_few_layers(plan: TrainerPlan, built: Built, **how: bool) -> Figures | None:
     """Return the figures, extrapolated from a model with few layers; None if not possible."""
     try:
-        least, repeats = _Run(plan, **how, is_short=True).measure()
+        least, repeats = _Run(plan, **how, built=built).measure()
         if not repeats:
             return figures_of(least)
         longer = [
-            _Run(plan, **how, is_short=True, more=number).measure()[0]
+            _Run(plan, **how, built=built, more=number).measure()[0]
             for number in range(len(repeats))
         ]
     except ConfigError:
@@ -147,7 +187,7 @@ class _Run:
         plan: The plan.
         use_data: As of `measure`.
         one_step: As of `measure`.
-        is_short: Whether repeated layers are left out.
+        built: Builds the model with few repeated layers; None = with all.
         more: Index of the repeated layers that get one period more.
     """
 
@@ -157,12 +197,12 @@ class _Run:
         *,
         use_data: bool = False,
         one_step: bool = False,
-        is_short: bool = False,
+        built: Built | None = None,
         more: int | None = None,
     ) -> None:
         self._plan, self._use_data, self._one_step = plan, use_data, one_step
-        self._is_short, self._more = is_short, more
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._built, self._more = built, more
+        self._mode = Built().mode if built is None else built.mode
         self._repeats: list[Repeat] = []
 
     def measure(self) -> tuple[Measured, list[Repeat]]:
@@ -175,7 +215,7 @@ class _Run:
             with TemporaryDirectory() as folder:
                 own, on_host = _without_side_effects(self._plan, folder)
                 tracker = MemoryTracker(self._mode, on_host=on_host)
-                own.init["model"] = _Model(own.init["model"], lambda one: self._built(one, tracker))
+                own.init["model"] = _Model(partial(self._build, own.init["model"], tracker))
                 with _measured(self._mode, tracker):
                     trainer = own.build()
                 trainer.interruptions.leave_signals()  # there is nothing to save
@@ -192,10 +232,12 @@ class _Run:
             model = self._plan.init["model"].build()
         return find_samples(self._plan, model, use_data=self._use_data)
 
-    def _built(self, model: Module, tracker: MemoryTracker) -> Module:
-        """Take a model that has been built, before it is sharded."""
-        if self._is_short:
-            self._repeats = repeats_of(model)
+    def _build(self, component: Any, tracker: MemoryTracker) -> Module:
+        """Return the model, which is sharded next."""
+        if self._built is None:
+            model: Module = component.build()
+        else:
+            model, self._repeats = self._built.build(component)
             shorten(model, self._repeats, self._more, tracker.mark)
         tracker.mark(_PLACING)
         return model
@@ -231,15 +273,10 @@ class _Run:
 
 
 class _Model:
-    """A component that changes what it builds."""
+    """A component that is built by a function."""
 
-    def __init__(self, component: Any, change: Any) -> None:
-        self._component, self._change = component, change
-
-    def build(self) -> Module:
-        """Return the changed model."""
-        changed: Module = self._change(self._component.build())
-        return changed
+    def __init__(self, build: Callable[[], Module]) -> None:
+        self.build = build
 
 
 def _without_side_effects(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, bool]:

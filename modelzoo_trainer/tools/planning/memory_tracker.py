@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.base.devices import attention_formulas, collective_of, is_for_real
 
-_NOWHERE: Final = torch.device("meta")
+NOWHERE: Final = torch.device("meta")
 
 
 FLOPS: Final = "flops"
@@ -141,8 +141,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
     def _is_memory(self, tensor: Tensor) -> bool:
         if isinstance(tensor, FakeTensor):
-            return tensor.fake_mode is self._mode and tensor.fake_device != _NOWHERE
-        return tensor.device != _NOWHERE
+            return tensor.fake_mode is self._mode and tensor.fake_device != NOWHERE
+        return tensor.device != NOWHERE
 
     def take(self, tensor: Tensor) -> int:
         """Count a tensor's storage once and return its number."""

@@ -20,6 +20,7 @@ _PER_CONTEXT: Final = 0.05
 _PER_HALVING: Final = 0.02  # of the micro-batch
 _LARGEST_TENSOR: Final = 8  # devices of a machine: this axis sends in every layer
 _LARGEST_CONTEXT: Final = 64
+_COPIED: Final = 0.15  # of the activations, at least: the residual stream is not split by `tensor`
 _MICRO_BATCH: Final = "csx.performance.micro_batch_size"
 _FLAGS: Final = "ScopedTrainFlags"
 _OF_THE_MODEL: Final = (MemoryKind.PARAMETERS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
@@ -179,10 +180,10 @@ def guess(choice: Choice, known: Choice, figures: Figures) -> float:
     """Return about how many bytes a process needs, from the figures of another choice.
 
     Parameters, gradients and optimizer state are shared by the processes. Activations grow
-    with the micro-batch, and are split along `context` and `tensor`.
+    with the micro-batch, and are split along `context`, and most of them along `tensor`.
     """
     share = known.mesh.num_parts / choice.mesh.num_parts
-    split = known.mesh.context * known.mesh.tensor / (choice.mesh.context * choice.mesh.tensor)
+    split = _activations(choice.mesh) / _activations(known.mesh)
     parts = figures.training.parts
     factors: dict[MemoryKind, float] = dict.fromkeys(_OF_THE_MODEL, share)
     factors[MemoryKind.ACTIVATIONS] = split * choice.micro_batch / known.micro_batch
@@ -190,6 +191,11 @@ def guess(choice: Choice, known: Choice, figures: Figures) -> float:
     factors[MemoryKind.BATCH] = choice.num_samples / known.num_samples
     training = sum(size * factors.get(kind, 1.0) for kind, size in parts.items())
     return max(training, of_model(choice, known, figures))
+
+
+def _activations(mesh: Mesh) -> float:
+    """Return the part of the activations of a sample that a process has."""
+    return (_COPIED + (1 - _COPIED) / mesh.tensor) / mesh.context
 
 
 def of_model(choice: Choice, known: Choice, figures: Figures) -> float:

@@ -108,6 +108,14 @@ def _own(module: Module) -> Iterator[Any]:
             yield name, value
 
 
+def leave_out(model: Module, repeats: Sequence[Repeat]) -> None:
+    """Remove the layers of a model that `shorten` always removes."""
+    for one in repeats:
+        for name in one.names:
+            layers: Any = model.get_submodule(name)
+            del layers[one.num_measured + one.period :]
+
+
 def shorten(
     model: Module, repeats: Sequence[Repeat], more: int | None, mark: Callable[[str], None]
 ) -> None:

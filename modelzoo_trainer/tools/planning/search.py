@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from modelzoo_trainer.base.devices import fake_world
 from modelzoo_trainer.errors import ConfigError, in_bytes
 from modelzoo_trainer.tools.planning.figures import Figures, in_thousands, table
-from modelzoo_trainer.tools.planning.measure import measure, samples_of
+from modelzoo_trainer.tools.planning.measure import Built, measure, samples_of
 from modelzoo_trainer.tools.planning.meshes import (
     Choice,
     Mesh,
@@ -136,9 +136,12 @@ def search(
     with fake_world(1):
         samples = samples_of(plan, use_data=use_data)
 
+    built = Built()  # no choice changes the model
+
     def attempt(choice: Choice) -> Figures:
         with fake_world(choice.mesh.num_devices):
-            return measure(load(choice.changes())[index], use_data=use_data, one_step=True)
+            own = load(choice.changes())[index]
+            return measure(own, use_data=use_data, one_step=True, built=built)
 
     sharding = _sharding(plan)
 

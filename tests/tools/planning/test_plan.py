@@ -15,9 +15,10 @@ from modelzoo_trainer.cli import command
 from modelzoo_trainer.config.build import load_plans
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.tools.planning import measure as measuring
 from modelzoo_trainer.tools.planning.command import plan_on_paper
 from modelzoo_trainer.tools.planning.figures import Figures
-from modelzoo_trainer.tools.planning.measure import measure
+from modelzoo_trainer.tools.planning.measure import Built, measure
 from modelzoo_trainer.tools.planning.memory_tracker import MemoryKind
 from tests.distributed.ranks import run_ranks
 
@@ -480,6 +481,7 @@ def test_a_plan_names_the_length_that_processes_cannot_split(file: Path) -> None
 
 LAYERS = "init.model.num_hidden_layers=9"
 FULL = "init.backend.activation_checkpointing=full"
+META = "init.backend.sharding={meta_init: true}"
 WINDOWS = (
     "init.model.attention_sliding_window_length=4",
     "init.model.sliding_window_every_other_decoder_layer=true",
@@ -487,7 +489,7 @@ WINDOWS = (
 PARTS = 'init.callbacks[ScopedTrainFlags]."csx.performance.micro_batch_size"=1'
 KINDS = {
     "alone": (1, ()),
-    "shards": (2, (SHARD, FULL, "init.backend.sharding={meta_init: true}")),
+    "shards": (2, (SHARD, FULL, META)),
     "selective": (1, ("init.backend.activation_checkpointing=selective",)),
     "tensor": (4, ("init.backend.parallel={tensor: 2, shard: 2}",)),
     "windows": (1, (*WINDOWS, PARTS)),
@@ -514,6 +516,24 @@ def test_figures_of_few_layers_are_those_of_all(file: Path, kind: str) -> None:
     assert {key: one.num_bytes for key, one in few.exchanges.items()} == (
         {key: one.num_bytes for key, one in all_layers.exchanges.items()}
     )
+
+
+@pytest.mark.parametrize(("kind", "num"), [((META, MOE), 1), ((META, *WINDOWS), 1), ((), 4)])
+def test_a_model_on_meta_is_built_once_for_all_measurements(
+    file: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, ...], num: int
+) -> None:
+    built, common = Built(), (LAYERS, SHARD, *kind)
+    models: list[Any] = []
+    repeats = measuring.repeats_of
+    monkeypatch.setattr(measuring, "repeats_of", lambda one: models.append(one) or repeats(one))
+    with fake_world(2):
+        plans = [plan_of(file, (*common, *changes)) for changes in ((), (FULL,))]
+        again = [measure(plan, one_step=True, built=built) for plan in plans]
+        assert len(models) == num
+        alone = [measure(plan, one_step=True) for plan in plans]
+
+    assert again == alone
+    assert again[0] != again[1]
 
 
 @pytest.mark.parametrize("kind", ["alone", "shards", "accumulated"])
