@@ -104,6 +104,8 @@ def _words(choice: Any) -> str:
     mesh = choice.mesh
     axes = {"shard": mesh.shard, "context": mesh.context, "tensor": mesh.tensor}
     words = [f"{name} {size}" for name, size in axes.items() if size > 1]
+    if choice.splits_positions:
+        words.append("sequence_parallel")
     words.append(f"micro-batch {choice.micro_batch}")
     if choice.recomputation is not None:
         words.append(f"recomputation {choice.recomputation}")

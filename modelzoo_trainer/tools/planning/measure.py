@@ -132,14 +132,16 @@ def measure(
     return figures_of(measured)
 
 
-def samples_of(plan: TrainerPlan, *, use_data: bool = False) -> Samples:
-    """Return what the training data of a plan are; inside `fake_world`.
+def facts_of(plan: TrainerPlan, *, use_data: bool = False) -> tuple[Samples, bool]:
+    """Return the samples of a plan, and whether its model has sequence parallelism.
+
+    Inside `fake_world`.
 
     Raises:
         ConfigError: If the plan does not train, or its samples cannot be known.
     """
     _check(plan)
-    return _Run(plan, use_data=use_data).samples()
+    return _Run(plan, use_data=use_data).facts()
 
 
 def _check(plan: TrainerPlan) -> None:
@@ -226,11 +228,12 @@ class _Run:
         except BackendError as error:
             raise ConfigError(str(error)) from None
 
-    def samples(self) -> Samples:
-        """Return what the data are, which may follow the model."""
+    def facts(self) -> tuple[Samples, bool]:
+        """Return the result of `facts_of`: what the data are may follow the model."""
         with _measured(self._mode, MemoryTracker(self._mode)):
             model = self._plan.init["model"].build()
-        return find_samples(self._plan, model, use_data=self._use_data)
+        samples = find_samples(self._plan, model, use_data=self._use_data)
+        return samples, bool(getattr(model, "sequence_plan", None))
 
     def _build(self, component: Any, tracker: MemoryTracker) -> Module:
         """Return the model, which is sharded next."""

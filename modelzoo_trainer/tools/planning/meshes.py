@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ _PER_CONTEXT: Final = 0.05
 _PER_HALVING: Final = 0.02  # of the micro-batch
 _LARGEST_TENSOR: Final = 8  # devices of a machine: this axis sends in every layer
 _LARGEST_CONTEXT: Final = 64
-_COPIED: Final = 0.15  # of the activations, at least: the residual stream is not split by `tensor`
+_COPIED: Final = 0.15  # of the activations, at least: `tensor` does not split the residual stream
 _MICRO_BATCH: Final = "csx.performance.micro_batch_size"
 _FLAGS: Final = "ScopedTrainFlags"
 _OF_THE_MODEL: Final = (MemoryKind.PARAMETERS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
@@ -60,6 +60,7 @@ class Choice:
         num_samples: Of a batch, of each process.
         micro_batch: Samples of a micro-batch.
         sharding: Value of `sharding`, where the mesh has the axis.
+        splits_positions: Value of `sequence_parallel`.
     """
 
     mesh: Mesh
@@ -67,6 +68,7 @@ class Choice:
     num_samples: int
     micro_batch: int
     sharding: tuple[tuple[str, Any], ...] = ()
+    splits_positions: bool = False
 
     @property
     def cost(self) -> float:
@@ -79,9 +81,9 @@ class Choice:
         )
 
     @property
-    def kind(self) -> tuple[str | None, int, int]:
+    def kind(self) -> tuple[str | None, int, int, bool]:
         """What activations depend on, besides the micro-batch."""
-        return self.recomputation, self.mesh.context, self.mesh.tensor
+        return self.recomputation, self.mesh.context, self.mesh.tensor, self.splits_positions
 
     @classmethod
     def alone(cls) -> Choice:
@@ -100,9 +102,10 @@ class Choice:
             "parallel": parallel or None,
             "sharding": sharding or None,
             "activation_checkpointing": self.recomputation,
+            "sequence_parallel": self.splits_positions,
         }
         if mesh.tensor == 1:
-            backend |= {"tensor_plan": None, "sequence_parallel": False}
+            backend["tensor_plan"] = None
         return {"backend": backend, "callbacks": [{_FLAGS: {_MICRO_BATCH: self.micro_batch}}]}
 
     def changes(self) -> list[str]:
@@ -143,6 +146,7 @@ def choices(
     *,
     is_global: bool,
     sharding: tuple[tuple[str, Any], ...],
+    can_split_positions: bool = False,
 ) -> Iterator[Choice]:
     """Yield what may be tried with a number of devices.
 
@@ -151,6 +155,7 @@ def choices(
         num_samples: Of a batch of the file.
         is_global: Whether that is the batch of all processes, which must divide it.
         sharding: Value of `sharding`.
+        can_split_positions: Whether the model has sequence parallelism.
     """
     for mesh in _meshes(num_devices):
         if is_global and num_samples % mesh.shard:
@@ -158,7 +163,10 @@ def choices(
         own = num_samples // mesh.shard if is_global else num_samples
         for recomputation in RECOMPUTATIONS:
             for size in _sizes(own):
-                yield Choice(mesh, recomputation, own, size, sharding)
+                choice = Choice(mesh, recomputation, own, size, sharding)
+                if can_split_positions and mesh.tensor > 1:
+                    yield replace(choice, splits_positions=True)
+                yield choice
 
 
 def _meshes(num: int) -> Iterator[Mesh]:
@@ -183,7 +191,7 @@ def guess(choice: Choice, known: Choice, figures: Figures) -> float:
     with the micro-batch, and are split along `context`, and most of them along `tensor`.
     """
     share = known.mesh.num_parts / choice.mesh.num_parts
-    split = _activations(choice.mesh) / _activations(known.mesh)
+    split = _activations(choice) / _activations(known)
     parts = figures.training.parts
     factors: dict[MemoryKind, float] = dict.fromkeys(_OF_THE_MODEL, share)
     factors[MemoryKind.ACTIVATIONS] = split * choice.micro_batch / known.micro_batch
@@ -193,9 +201,10 @@ def guess(choice: Choice, known: Choice, figures: Figures) -> float:
     return max(training, of_model(choice, known, figures))
 
 
-def _activations(mesh: Mesh) -> float:
+def _activations(choice: Choice) -> float:
     """Return the part of the activations of a sample that a process has."""
-    return (_COPIED + (1 - _COPIED) / mesh.tensor) / mesh.context
+    mesh, copied = choice.mesh, 0.0 if choice.splits_positions else _COPIED
+    return (copied + (1 - copied) / mesh.tensor) / mesh.context
 
 
 def of_model(choice: Choice, known: Choice, figures: Figures) -> float:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from modelzoo_trainer.base.devices import fake_world
 from modelzoo_trainer.errors import ConfigError, in_bytes
 from modelzoo_trainer.tools.planning.figures import Figures, in_thousands, table
-from modelzoo_trainer.tools.planning.measure import Built, measure, samples_of
+from modelzoo_trainer.tools.planning.measure import Built, facts_of, measure
 from modelzoo_trainer.tools.planning.meshes import (
     Choice,
-    Mesh,
     choices,
     device_numbers,
     guess,
@@ -57,12 +56,14 @@ class _Search:
     Args:
         attempt: Returns the figures of a choice.
         memory: Bytes of a device.
+        can_split_positions: Whether the model has sequence parallelism.
     """
 
     attempt: Callable[[Choice], Figures]
     memory: int
+    can_split_positions: bool = False
     known: list[tuple[Choice, Figures]] = field(default_factory=list)
-    refused: list[tuple[Mesh, str]] = field(default_factory=list)  # and why
+    refused: list[tuple[Choice, str]] = field(default_factory=list)  # and why
 
     def measure(self, choice: Choice) -> Figures | None:
         """Return the figures of a choice; None if the model or the data refuse it."""
@@ -72,7 +73,7 @@ class _Search:
         try:
             figures = self.attempt(choice)
         except ConfigError as error:
-            self.refused.append((choice.mesh, str(error)))
+            self.refused.append((choice, str(error)))
             return None
         self.known.append((choice, figures))
         return figures
@@ -82,7 +83,7 @@ class _Search:
 
         Of each kind of choices, the one with the smallest micro-batch is measured first.
         """
-        if any(choice.mesh.splits_all_of(mesh) for mesh, _ in self.refused):
+        if self._is_refused(choice) or self._is_second(choice):
             return False
         if len(self.known) >= _MOST:
             return False
@@ -97,6 +98,17 @@ class _Search:
                 return False
         known = min(self._same_kind(choice), key=lambda one: _distance(one[0], choice))
         return guess(choice, *known) * _SAME_KIND <= self.memory
+
+    def _is_refused(self, choice: Choice) -> bool:
+        split = choice.splits_positions
+        alike = (one.mesh for one, _ in self.refused if one.splits_positions in (split, False))
+        return any(choice.mesh.splits_all_of(mesh) for mesh in alike)
+
+    def _is_second(self, choice: Choice) -> bool:
+        """Return whether the same choice with split positions, which needs less, is possible."""
+        if choice.mesh.tensor == 1 or choice.splits_positions or not self.can_split_positions:
+            return False
+        return not self._is_refused(replace(choice, splits_positions=True))
 
     def _same_kind(self, choice: Choice) -> list[tuple[Choice, Figures]]:
         return [one for one in self.known if one[0].kind == choice.kind]
@@ -134,7 +146,7 @@ def search(
     """
     plan = load(Choice.alone().changes())[index]
     with fake_world(1):
-        samples = samples_of(plan, use_data=use_data)
+        samples, can_split = facts_of(plan, use_data=use_data)
 
     built = Built()  # no choice changes the model
 
@@ -146,10 +158,16 @@ def search(
     sharding = _sharding(plan)
 
     def choices_of(number: int) -> list[Choice]:
-        found = choices(number, samples.num, is_global=samples.is_global, sharding=sharding)
+        found = choices(
+            number,
+            samples.num,
+            is_global=samples.is_global,
+            sharding=sharding,
+            can_split_positions=can_split,
+        )
         return sorted(found, key=lambda one: one.cost)
 
-    state = _Search(attempt, memory)
+    state = _Search(attempt, memory, can_split)
     tries = [device_numbers(devices)]
     if samples.is_global:  # processes divide the batch, such as 55 samples
         tries.append(multiples_of_divisors(samples.num, devices))
@@ -171,7 +189,7 @@ def _probe(state: _Search, by_number: dict[int, list[Choice]]) -> None:
     """Measure one sample at a time on the most devices, to know the size of the model."""
     for number in reversed(by_number):
         for choice in by_number[number]:
-            if choice.kind == (None, 1, 1) and choice.micro_batch == 1:
+            if choice.kind == (None, 1, 1, False) and choice.micro_batch == 1:
                 state.measure(choice)
                 return
 

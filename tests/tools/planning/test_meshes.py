@@ -70,10 +70,15 @@ STATIC, PER_SAMPLE = 100 * GIB, 30 * GIB
 
 
 def figures_of(choice: Choice) -> Figures:
-    """Of a run whose parameters take 100 GiB, and whose activations take 30 GiB a sample."""
+    """Of a run whose parameters take 100 GiB, and whose activations take 30 GiB a sample.
+
+    A third of them are split by `tensor` only if positions are.
+    """
     kept = {None: 1.0, "selective": 0.5, "full": 0.1}[choice.recomputation]
     mesh = choice.mesh
-    activations = PER_SAMPLE * choice.micro_batch * kept / (mesh.context * mesh.tensor)
+    split = 1 / mesh.tensor
+    split = split if choice.splits_positions else 1 / 3 + 2 / 3 * split
+    activations = PER_SAMPLE * choice.micro_batch * kept * split / mesh.context
     parts = Counter(
         {
             MemoryKind.PARAMETERS: STATIC // mesh.num_parts,
@@ -105,7 +110,9 @@ def figures_of(choice: Choice) -> Figures:
 def find(monkeypatch: pytest.MonkeyPatch) -> Any:
     tried: list[Mesh] = []
 
-    def with_samples(num: int, devices: int, memory: int, refused: Any = ()) -> Any:
+    def with_samples(
+        num: int, devices: int, memory: int, refused: Any = (), *, splits: Any = None
+    ) -> Any:
         by_changes = {}
         tried.clear()
 
@@ -117,6 +124,8 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Any:
             tried.append(choice.mesh)
             if choice.mesh.tensor in refused:
                 raise ConfigError("heads cannot be divided")
+            if choice.splits_positions and choice.mesh.tensor > splits:
+                raise ConfigError("positions cannot be divided")
             return figures_of(choice)
 
         def all_choices(*args: Any, **kwargs: Any) -> list[Choice]:
@@ -126,9 +135,8 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(searching, "measure", measure)
         monkeypatch.setattr(searching, "choices", all_choices)
-        monkeypatch.setattr(
-            searching, "samples_of", lambda *_, **__: Samples(num, True, lambda _: None)
-        )
+        facts = Samples(num, True, lambda _: None), splits is not None
+        monkeypatch.setattr(searching, "facts_of", lambda *_, **__: facts)
         return searching.search(load, 0, devices, memory)
 
     with_samples.tried = tried  # type: ignore[attr-defined]
@@ -166,6 +174,24 @@ def test_activations_of_one_sample_are_split(find: Any) -> None:
     allowed = [one for one in fewer if one.mesh.tensor == 1]
     assert min(figures_of(one).peak_bytes for one in allowed) > 20 * GIB
     assert found.choice.mesh.num_devices == 8
+
+
+META = (("meta_init", True),)
+
+
+def test_positions_are_split_where_the_model_can(find: Any) -> None:
+    choice = find(1, 32, 20 * GIB, splits=8).choice
+    assert choice == Choice(Mesh(tensor=8), None, 1, 1, META, splits_positions=True)
+    assert "init.backend.sequence_parallel=true" in choice.changes()
+    choice = find(1, 32, 20 * GIB).choice  # the model has no plan
+    assert choice == Choice(Mesh(tensor=8), "selective", 1, 1, META)
+    assert "init.backend.sequence_parallel=false" in choice.changes()
+
+
+@pytest.mark.parametrize("splits", [1, 4])  # the largest number of processes
+def test_where_positions_cannot_be_split_layers_are(find: Any, splits: int) -> None:
+    found = find(1, 32, 20 * GIB, splits=splits)
+    assert found.choice == Choice(Mesh(tensor=8), "selective", 1, 1, META)
 
 
 def test_what_comes_nearest_is_reported(find: Any) -> None:

@@ -566,16 +566,21 @@ def test_the_smallest_setting_that_fits_is_printed(
     assert "--set 'init.backend.parallel=null'" in text
 
 
-@pytest.mark.slow
-def test_a_setting_that_is_printed_fits(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    limit = "2.5MB"
-    assert run(file, "--devices", "8", "--memory", limit) == 0
+@pytest.mark.parametrize(
+    ("limit", "size", "part"),
+    [("2.5MB", 4, "parallel:"), ("1.4MB", 1, "sequence_parallel: true")],
+)
+def test_a_setting_that_is_printed_fits(
+    file: Path, limit: str, size: int, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = f"--set=fit.train_dataloader.batch_size={size}"
+    assert run(file, "--devices", "8", "--memory", limit, batch) == 0
     text = capsys.readouterr().out
-    assert "parallel:" in text
+    assert part in text
     changes = [word.strip("'") for word in text.partition("command line: ")[2].split(" --set ")]
     changes = [one.removeprefix("--set '").splitlines()[0].strip("'") for one in changes]
     num = int(text.partition("has ")[2].split()[0])
-    words = [f"--set={one}" for one in changes]
+    words = [batch, *(f"--set={one}" for one in changes)]
     assert run(file, "--world-size", str(num), "--memory", limit, *words) == 0
 
 
