@@ -9,9 +9,10 @@ experts       a layer of experts, against torch.nn.functional.grouped_mm over so
 transformers  four decoders of two layers, against transformers' models with the same weights
 
 A measurement is one forward and backward pass on one CPU thread, in a process of its own: peak
-memory above the model, and CPU time. A round has each of a table's measurements once. Values are
-medians over the rounds, and so are ratios. Exits with 1 if a ratio exceeds its limit; `--quick`
-measures tiny sizes, which have no limits. Linux only.
+memory above the model, and CPU time. Tensors above 1 MiB are returned to the system when they are
+freed: glibc otherwise keeps up to 32 MiB of some, by chance. A round has each of a table's
+measurements once. Values are medians over the rounds, and so are ratios. Exits with 1 if a ratio
+exceeds its limit; `--quick` measures tiny sizes, which have no limits. Linux only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -36,6 +38,7 @@ MEMORY_LIMIT, TIME_LIMIT, TIMED_AT = 1.2, 1.0, 8192
 HEAD_LIMITS: Final = (1 / 8, 1.5)  # of the logits' memory, of the time
 EXPERTS_LIMIT: Final = 1.25
 GIB: Final = 1 << 30
+RETURNED: Final = 1 << 20  # bytes of allocations that are returned to the system
 SMALLEST: Final = 1e-9  # tiny sizes may fit into memory that the process has
 SAME: Final = 1e-4  # relative difference of two losses
 
@@ -100,7 +103,8 @@ def measure(case: dict[str, Any], gib: int) -> Figures:
     """Measure in a process with limited memory; print why it fails, if it does."""
     given = json.dumps({**case, "limit": gib * GIB})
     command = [sys.executable, "-m", "benchmarks.model_scaling_runs", given]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(RETURNED)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return Figures(**json.loads(done.stdout.splitlines()[-1]))
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
