@@ -184,20 +184,25 @@ def _sizes(most: int) -> list[int]:
     return sorted({most, *(1 << power for power in range(most.bit_length()))})
 
 
-def guess(choice: Choice, known: Choice, figures: Figures) -> float:
+def guess(choice: Choice, known: Choice, figures: Figures, factor: float = 1.0) -> float:
     """Return about how many bytes a process needs, from the figures of another choice.
 
     Parameters, gradients and optimizer state are shared by the processes. Activations grow
     with the micro-batch, and are split along `context`, and most of them along `tensor`.
+
+    `factor`: of everything else than parameters, gradients and optimizer state, which are known.
     """
     share = known.mesh.num_parts / choice.mesh.num_parts
     split = _activations(choice) / _activations(known)
-    parts = figures.training.parts
-    factors: dict[MemoryKind, float] = dict.fromkeys(_OF_THE_MODEL, share)
-    factors[MemoryKind.ACTIVATIONS] = split * choice.micro_batch / known.micro_batch
-    factors[MemoryKind.EXCHANGE] = known.mesh.tensor / choice.mesh.tensor
-    factors[MemoryKind.BATCH] = choice.num_samples / known.num_samples
-    training = sum(size * factors.get(kind, 1.0) for kind, size in parts.items())
+    factors = {
+        MemoryKind.ACTIVATIONS: split * choice.micro_batch / known.micro_batch,
+        MemoryKind.EXCHANGE: known.mesh.tensor / choice.mesh.tensor,
+        MemoryKind.BATCH: choice.num_samples / known.num_samples,
+    }
+    training = 0.0
+    for kind, size in figures.training.parts.items():
+        own = share if kind in _OF_THE_MODEL else factor * factors.get(kind, 1.0)
+        training += size * own
     return max(training, of_model(choice, known, figures))
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 LoadPlans = Callable[[list[str]], "Sequence[TrainerPlan]"]
 
 _HALF: Final = ("bfloat16", "cbfloat16", "bf16")
-_SAME_KIND, _OTHER_KIND = 0.97, 0.85  # of a guess may be needed in truth
+_SAME_KIND = 0.97  # of a guess may be needed in truth
+_OTHER_KIND = 0.75  # of the activations and the like
 _MOST: Final = 24  # measurements
 
 
@@ -92,7 +93,7 @@ class _Search:
         if not self._same_kind(choice):
             alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
             nearest = min(alike, key=lambda one: _other_axes(one[0], choice), default=None)
-            if nearest is not None and guess(choice, *nearest) * _OTHER_KIND > self.memory:
+            if nearest is not None and guess(choice, *nearest, _OTHER_KIND) > self.memory:
                 return False
             if self.measure(replace(choice, micro_batch=1)) is None:
                 return False
