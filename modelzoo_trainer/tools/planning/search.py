@@ -93,9 +93,10 @@ class _Search:
         if not self._same_kind(choice):
             alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
             nearest = min(alike, key=lambda one: _other_axes(one[0], choice), default=None)
-            if nearest is not None and guess(choice, *nearest, _OTHER_KIND) > self.memory:
+            smallest = replace(choice, micro_batch=1)
+            if nearest is not None and guess(smallest, *nearest, _OTHER_KIND) > self.memory:
                 return False
-            if self.measure(replace(choice, micro_batch=1)) is None:
+            if self.measure(smallest) is None:
                 return False
         known = min(self._same_kind(choice), key=lambda one: _distance(one[0], choice))
         return guess(choice, *known) * _SAME_KIND <= self.memory
