@@ -15,7 +15,9 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,7 +88,7 @@ def search(path: Path, name: str) -> Row | None:
     if decoder_plan(path) is None:
         return None
     begin = time.perf_counter()
-    found = find(lambda changes: _load(path, changes), 0, _DEVICES, _MEMORY)
+    found = find(partial(_load, path), 0, _DEVICES, _MEMORY)
     figures, choice = found.figures, found.choice
     cells = (
         in_thousands(figures.num_params),
@@ -132,17 +134,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="a folder of configurations")
     parser.add_argument("--only", default="", help="only files whose path has one of these texts")
-    parser.add_argument("--jobs", type=int, default=1, help="files at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="files at once, each on two cores")
     parser.add_argument("--write", action="store_true", help="write the rows to docs/published.md")
     given = parser.parse_args(argv)
     root, only = given.folder.resolve(), given.only.split(",")
     paths = [one for one in sorted(root.rglob("*.yaml")) if any(text in str(one) for text in only)]
-    with mp.get_context("forkserver").Pool(given.jobs, maxtasksperchild=4) as pool:
-        pending = [pool.apply_async(search, (path, str(path.relative_to(root)))) for path in paths]
+    forkserver = mp.get_context("forkserver")
+    with ProcessPoolExecutor(given.jobs, forkserver) as pool:
+        pending = [pool.submit(search, path, str(path.relative_to(root))) for path in paths]
         rows = []
         for path, result in zip(paths, pending, strict=True):
             try:
-                row = result.get()
+                row = result.result()
             except Exception as error:  # noqa: BLE001  # of one file
                 print(f"{path}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 continue

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from modelzoo_trainer.base.exit_codes import DONE, FAILED, WRONG_USE
@@ -39,17 +40,20 @@ def plan(options: argparse.Namespace, names: MakeNames) -> int:
     from modelzoo_trainer.base.secrets import hide_in_text
     from modelzoo_trainer.tools.planning.command import plan_on_paper
 
-    given = list(options.changes)
-
-    def load(changes: list[str]) -> list[TrainerPlan]:
-        options.changes = [*given, *changes]
-        return load_plans(options, names, for_a_run=False)
-
+    load = partial(_changed_plans, options, names)
     fits, text = plan_on_paper(
         load, options.world_size, options.memory, devices=options.devices, use_data=options.use_data
     )
     code = output(hide_in_text(text))
     return code if fits else FAILED
+
+
+def _changed_plans(
+    options: argparse.Namespace, names: MakeNames, changes: list[str]
+) -> list[TrainerPlan]:
+    """Return the plans of a file with further changes, in any process."""
+    changed = argparse.Namespace(**vars(options) | {"changes": [*options.changes, *changes]})
+    return load_plans(changed, names, for_a_run=False)
 
 
 def schema(options: argparse.Namespace, names: MakeNames) -> int:

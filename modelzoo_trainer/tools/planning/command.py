@@ -10,7 +10,8 @@ from modelzoo_trainer.errors import ConfigError, in_bytes
 from modelzoo_trainer.tools.planning.figures import Figures, bytes_of, table
 from modelzoo_trainer.tools.planning.measure import measure
 from modelzoo_trainer.tools.planning.meshes import Choice
-from modelzoo_trainer.tools.planning.search import LoadPlans, report, search
+from modelzoo_trainer.tools.planning.search import report, search
+from modelzoo_trainer.tools.planning.second_process import LoadPlans
 
 Try = Callable[[list[str]], Figures]
 

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
     from modelzoo_trainer.trainer import Trainer
 
+MeasuredElsewhere = Callable[[], "list[Measured] | None"]
+
 _NUM_STEPS: Final = 2  # the second has optimizer state and the first's buffers
 _AXES: Final = ("replicate", "shard", "context", "tensor")
 _LEFT_OUT: Final = ("loggers", "checkpoint", "logging", "autorestart")
@@ -104,6 +106,7 @@ def measure(
     all_layers: bool = False,
     one_step: bool = False,
     built: Built | None = None,
+    longer: MeasuredElsewhere | None = None,
 ) -> Figures:
     """Run two steps on fake tensors as rank 0 of many processes and return what they need.
 
@@ -118,6 +121,8 @@ def measure(
         one_step: Whether to measure the first step alone, with the state that an optimizer has
             after it: in less time, but with the few small messages of the start of a run.
         built: The model of former measurements with the same `model`; None = there are none.
+        longer: Waits for what `measure_longer` returns in another process; it returns None if that
+            failed. None = measure all here.
 
     Raises:
         ConfigError: If the plan does not train, or the processes do not fit it.
@@ -125,11 +130,25 @@ def measure(
     _check(plan)
     if not all_layers:
         built = Built() if built is None else built
-        found = _with_few_layers(plan, built, use_data=use_data, one_step=one_step)
+        found = _with_few_layers(plan, built, longer, use_data=use_data, one_step=one_step)
         if found is not None:
             return found
     measured, _ = _Run(plan, use_data=use_data, one_step=one_step).measure()
     return figures_of(measured)
+
+
+def measure_longer(plan: TrainerPlan, built: Built, **how: bool) -> list[Measured]:
+    """Return what `measure` compares with the model with fewest layers.
+
+    Each result is of a model with one period more of one of the repeated layers. The arguments are
+    those that `measure` has.
+
+    Raises:
+        ConfigError: If the plan cannot be measured.
+    """
+    first, repeats = _Run(plan, **how, built=built, more=0).measure()
+    others = range(1, len(repeats))
+    return [first, *(_Run(plan, **how, built=built, more=one).measure()[0] for one in others)]
 
 
 def facts_of(plan: TrainerPlan, *, use_data: bool = False) -> tuple[Samples, bool]:
@@ -153,16 +172,17 @@ def _check(plan: TrainerPlan) -> None:
         )
 
 
-def _with_few_layers(plan: TrainerPlan, built: Built, **how: bool) -> Figures | None:
+def _with_few_layers(
+    plan: TrainerPlan, built: Built, elsewhere: MeasuredElsewhere | None, **how: bool
+) -> Figures | None:
     """Return the figures, extrapolated from a model with few layers; None if not possible."""
     try:
         least, repeats = _Run(plan, **how, built=built).measure()
         if not repeats:
             return figures_of(least)
-        longer = [
-            _Run(plan, **how, built=built, more=number).measure()[0]
-            for number in range(len(repeats))
-        ]
+        longer = None if elsewhere is None else elsewhere()
+        if longer is None:
+            longer = measure_longer(plan, built, **how)
     except ConfigError:
         return None  # such as an optimizer with groups of certain layers; else it is raised again
     numbers = extrapolated(least.numbers, [one.numbers for one in longer], repeats)

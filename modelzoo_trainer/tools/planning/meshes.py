@@ -39,10 +39,18 @@ class Mesh:
         """All processes."""
         return self.shard * self.context * self.tensor
 
-    @property
-    def num_parts(self) -> int:
-        """Processes that share one copy of the parameters."""
-        return self.num_devices if self.shard > 1 else self.tensor
+    def share(self, split: float) -> float:
+        """Return the part of the parameters that a process has.
+
+        `split`: the part of the parameters that `tensor` splits.
+        """
+        own = split / self.tensor + 1 - split
+        return own / (self.shard * self.context) if self.shard > 1 else own
+
+    def split(self, share: float) -> float:
+        """Return the part of the parameters that `tensor` splits, if a process has a `share`."""
+        own = share * self.shard * self.context if self.shard > 1 else share
+        return min(1.0, max(0.0, (1 - own) / (1 - 1 / self.tensor)))
 
     def splits_all_of(self, other: Mesh) -> bool:
         """Return whether all is split here that another mesh splits, in at least as many parts."""
@@ -184,18 +192,25 @@ def _sizes(most: int) -> list[int]:
     return sorted({most, *(1 << power for power in range(most.bit_length()))})
 
 
-def guess(choice: Choice, known: Choice, figures: Figures, factor: float = 1.0) -> float:
+def guess(
+    choice: Choice, known: Choice, figures: Figures, *, split: float = 1.0, factor: float = 1.0
+) -> float:
     """Return about how many bytes a process needs, from the figures of another choice.
 
     Parameters, gradients and optimizer state are shared by the processes. Activations grow
     with the micro-batch, and are split along `context`, and most of them along `tensor`.
 
-    `factor`: of everything else than parameters, gradients and optimizer state, which are known.
+    Args:
+        choice: The choice.
+        known: The other one.
+        figures: Of the other one.
+        split: The part of the parameters that `tensor` splits.
+        factor: Of everything else than parameters, gradients and optimizer state, which are known.
     """
-    share = known.mesh.num_parts / choice.mesh.num_parts
-    split = _activations(choice) / _activations(known)
+    share = choice.mesh.share(split) / known.mesh.share(split)
+    part = _activations(choice) / _activations(known)
     factors = {
-        MemoryKind.ACTIVATIONS: split * choice.micro_batch / known.micro_batch,
+        MemoryKind.ACTIVATIONS: part * choice.micro_batch / known.micro_batch,
         MemoryKind.EXCHANGE: known.mesh.tensor / choice.mesh.tensor,
         MemoryKind.BATCH: choice.num_samples / known.num_samples,
     }
@@ -203,7 +218,7 @@ def guess(choice: Choice, known: Choice, figures: Figures, factor: float = 1.0) 
     for kind, size in figures.training.parts.items():
         own = share if kind in _OF_THE_MODEL else factor * factors.get(kind, 1.0)
         training += size * own
-    return max(training, of_model(choice, known, figures))
+    return max(training, of_model(choice, known, figures, split))
 
 
 def _activations(choice: Choice) -> float:
@@ -212,8 +227,8 @@ def _activations(choice: Choice) -> float:
     return (copied + (1 - copied) / mesh.tensor) / mesh.context
 
 
-def of_model(choice: Choice, known: Choice, figures: Figures) -> float:
+def of_model(choice: Choice, known: Choice, figures: Figures, split: float) -> float:
     """Return the bytes of parameters, gradients and optimizer state, all there when it steps."""
     highest = figures.training.highest
-    share = known.mesh.num_parts / choice.mesh.num_parts
+    share = choice.mesh.share(split) / known.mesh.share(split)
     return share * sum(highest[kind] for kind in _OF_THE_MODEL)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import log2
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,15 +21,17 @@ from modelzoo_trainer.tools.planning.meshes import (
     multiples_of_divisors,
     of_model,
 )
+from modelzoo_trainer.tools.planning.second_process import LoadPlans, second_process
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
 
-LoadPlans = Callable[[list[str]], "Sequence[TrainerPlan]"]
+Attempt = Callable[[Choice], Figures]
 
 _HALF: Final = ("bfloat16", "cbfloat16", "bf16")
-_SAME_KIND = 0.97  # of a guess may be needed in truth
-_OTHER_KIND = 0.75  # of the activations and the like
+_SAME_KIND: Final = 0.97  # of a guess may be needed in truth
+_OTHER_CONTEXT: Final = 0.95  # of the activations and the like
+_OTHER_KIND: Final = 0.75
 _MOST: Final = 24  # measurements
 
 
@@ -60,11 +64,12 @@ class _Search:
         can_split_positions: Whether the model has sequence parallelism.
     """
 
-    attempt: Callable[[Choice], Figures]
+    attempt: Attempt
     memory: int
     can_split_positions: bool = False
     known: list[tuple[Choice, Figures]] = field(default_factory=list)
     refused: list[tuple[Choice, str]] = field(default_factory=list)  # and why
+    split: float = 1.0  # the part of the parameters that `tensor` splits, such as not the experts
 
     def measure(self, choice: Choice) -> Figures | None:
         """Return the figures of a choice; None if the model or the data refuse it."""
@@ -77,6 +82,8 @@ class _Search:
             self.refused.append((choice, str(error)))
             return None
         self.known.append((choice, figures))
+        if choice.mesh.tensor > 1:
+            self.split = choice.mesh.split(figures.num_params_here / figures.num_params)
         return figures
 
     def may_fit(self, choice: Choice) -> bool:
@@ -88,23 +95,67 @@ class _Search:
             return False
         if len(self.known) >= _MOST:
             return False
-        if self.known and of_model(choice, *self.known[0]) * _SAME_KIND > self.memory:
+        if self.known and self._least(choice) > self.memory:
             return False
         if not self._same_kind(choice):
-            alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
-            nearest = min(alike, key=lambda one: _other_axes(one[0], choice), default=None)
             smallest = replace(choice, micro_batch=1)
-            if nearest is not None and guess(smallest, *nearest, _OTHER_KIND) > self.memory:
-                return False
-            if self.measure(smallest) is None:
+            if self._least_by_others(smallest) > self.memory or self.measure(smallest) is None:
                 return False
         known = min(self._same_kind(choice), key=lambda one: _distance(one[0], choice))
-        return guess(choice, *known) * _SAME_KIND <= self.memory
+        return guess(choice, *known, split=self.split) * _SAME_KIND <= self.memory
+
+    def _least(self, choice: Choice) -> float:
+        """Return what the model alone needs."""
+        return of_model(choice, *self.known[0], self.split) * _SAME_KIND
+
+    def _least_by_others(self, choice: Choice) -> float:
+        """Return what a choice needs at least, by what is known of other kinds."""
+        alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
+        if not alike:
+            return 0.0
+        nearest, figures = min(alike, key=lambda one: _other_axes(one[0], choice))
+        layers = nearest.mesh.tensor, nearest.splits_positions
+        is_split_more = nearest.mesh.context <= choice.mesh.context
+        is_same = layers == (choice.mesh.tensor, choice.splits_positions) and is_split_more
+        factor = _OTHER_CONTEXT if is_same else _OTHER_KIND
+        return guess(choice, nearest, figures, split=self.split, factor=factor)
+
+    def smallest(self, tries: Sequence[Mapping[int, Sequence[Choice]]]) -> Smallest:
+        """Return the first choice that fits.
+
+        Args:
+            tries: By the number of devices, choices with the best one first. The next numbers are
+                tried where nothing fits.
+
+        Raises:
+            ConfigError: If no choice can be measured.
+        """
+        for by_number in tries:
+            self._probe(by_number)
+            for choice in chain(*by_number.values()):
+                figures = self.measure(choice) if self.may_fit(choice) else None
+                if figures is not None and figures.peak_bytes <= self.memory:
+                    return Smallest(choice, figures, True, len(self.known))
+        if not self.known:
+            raise ConfigError(self.refused[0][1])
+        nearest, figures = min(self.known, key=lambda one: one[1].peak_bytes)
+        refused = tuple({reason: None for _, reason in self.refused})
+        return Smallest(nearest, figures, False, len(self.known), refused)
+
+    def _probe(self, by_number: Mapping[int, Sequence[Choice]]) -> None:
+        """Measure one sample at a time on the most devices, to know the size of the model."""
+        for choices_of_most in reversed([*by_number.values()]):
+            for choice in choices_of_most:
+                if choice.kind == (None, 1, 1, False) and choice.micro_batch == 1:
+                    self.measure(choice)
+                    return
 
     def _is_refused(self, choice: Choice) -> bool:
         split = choice.splits_positions
-        alike = (one.mesh for one, _ in self.refused if one.splits_positions in (split, False))
-        return any(choice.mesh.splits_all_of(mesh) for mesh in alike)
+        meshes = [one.mesh for one, _ in self.refused if one.splits_positions in (split, False)]
+        if any(one.mesh.shard > 1 for one, _ in self.known):  # another axis was refused
+            meshes = [replace(mesh, shard=1) for mesh in meshes]
+        return any(choice.mesh.splits_all_of(mesh) for mesh in meshes)
 
     def _is_second(self, choice: Choice) -> bool:
         """Return whether the same choice with split positions, which needs less, is possible."""
@@ -137,7 +188,8 @@ def search(
     chosen has been measured.
 
     Args:
-        load: Returns the plans of the file, with further changes as for `--set`.
+        load: Returns the plans of the file, with further changes as for `--set`. If it can be
+            pickled, a second process measures at the same time.
         index: Which of them.
         devices: The largest number of devices.
         memory: Bytes of each.
@@ -146,54 +198,41 @@ def search(
     Raises:
         ConfigError: If no setting can be measured.
     """
-    plan = load(Choice.alone().changes())[index]
-    with fake_world(1):
-        samples, can_split = facts_of(plan, use_data=use_data)
+    with _measuring(load, index, use_data=use_data) as attempt:
+        plan = load(Choice.alone().changes())[index]
+        with fake_world(1):
+            samples, can_split = facts_of(plan, use_data=use_data)
+        state = _Search(attempt, memory, can_split)
 
+        def choices_of(number: int) -> list[Choice]:
+            found = choices(
+                number,
+                samples.num,
+                is_global=samples.is_global,
+                sharding=_sharding(plan),
+                can_split_positions=can_split,
+            )
+            return sorted(found, key=lambda one: one.cost)
+
+        tries = [device_numbers(devices)]
+        if samples.is_global:  # processes divide the batch, such as 55 samples
+            tries.append(multiples_of_divisors(samples.num, devices))
+        return state.smallest([{one: choices_of(one) for one in numbers} for numbers in tries])
+
+
+@contextmanager
+def _measuring(load: LoadPlans, index: int, *, use_data: bool) -> Iterator[Attempt]:
+    """Yield a function that measures a choice, on two cores where that is possible."""
     built = Built()  # no choice changes the model
+    with second_process(load, index, use_data=use_data) as second:
 
-    def attempt(choice: Choice) -> Figures:
-        with fake_world(choice.mesh.num_devices):
-            own = load(choice.changes())[index]
-            return measure(own, use_data=use_data, one_step=True, built=built)
+        def attempt(choice: Choice) -> Figures:
+            longer = None if second is None else second.ask(choice)
+            with fake_world(choice.mesh.num_devices):
+                own = load(choice.changes())[index]
+                return measure(own, use_data=use_data, one_step=True, built=built, longer=longer)
 
-    sharding = _sharding(plan)
-
-    def choices_of(number: int) -> list[Choice]:
-        found = choices(
-            number,
-            samples.num,
-            is_global=samples.is_global,
-            sharding=sharding,
-            can_split_positions=can_split,
-        )
-        return sorted(found, key=lambda one: one.cost)
-
-    state = _Search(attempt, memory, can_split)
-    tries = [device_numbers(devices)]
-    if samples.is_global:  # processes divide the batch, such as 55 samples
-        tries.append(multiples_of_divisors(samples.num, devices))
-    for numbers in tries:
-        by_number = {number: choices_of(number) for number in numbers}
-        _probe(state, by_number)
-        for choice in (one for number in numbers for one in by_number[number]):
-            figures = state.measure(choice) if state.may_fit(choice) else None
-            if figures is not None and figures.peak_bytes <= memory:
-                return Smallest(choice, figures, True, len(state.known))
-    if not state.known:
-        raise ConfigError(state.refused[0][1])
-    nearest, figures = min(state.known, key=lambda one: one[1].peak_bytes)
-    refused = tuple({reason: None for _, reason in state.refused})
-    return Smallest(nearest, figures, False, len(state.known), refused)
-
-
-def _probe(state: _Search, by_number: dict[int, list[Choice]]) -> None:
-    """Measure one sample at a time on the most devices, to know the size of the model."""
-    for number in reversed(by_number):
-        for choice in by_number[number]:
-            if choice.kind == (None, 1, 1, False) and choice.micro_batch == 1:
-                state.measure(choice)
-                return
+        yield attempt
 
 
 def _sharding(plan: TrainerPlan) -> tuple[tuple[str, Any], ...]:

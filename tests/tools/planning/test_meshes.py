@@ -69,19 +69,21 @@ def test_the_settings_are_those_that_are_set() -> None:
 STATIC, PER_SAMPLE = 100 * GIB, 30 * GIB
 
 
-def figures_of(choice: Choice) -> Figures:
+def figures_of(choice: Choice, split: float = 1.0) -> Figures:
     """Of a run whose parameters take 100 GiB, and whose activations take 30 GiB a sample.
 
     A third of them are split by `tensor` only if positions are.
+
+    `split`: the part of the parameters that `tensor` splits.
     """
     kept = {None: 1.0, "selective": 0.5, "full": 0.1}[choice.recomputation]
     mesh = choice.mesh
-    split = 1 / mesh.tensor
-    split = split if choice.splits_positions else 1 / 3 + 2 / 3 * split
-    activations = PER_SAMPLE * choice.micro_batch * kept * split / mesh.context
+    part = 1 / mesh.tensor
+    part = part if choice.splits_positions else 1 / 3 + 2 / 3 * part
+    activations = PER_SAMPLE * choice.micro_batch * kept * part / mesh.context
     parts = Counter(
         {
-            MemoryKind.PARAMETERS: STATIC // mesh.num_parts,
+            MemoryKind.PARAMETERS: round(STATIC * mesh.share(split)),
             MemoryKind.ACTIVATIONS: round(activations),
         }
     )
@@ -94,8 +96,8 @@ def figures_of(choice: Choice) -> Figures:
         batch_size=choice.micro_batch,
         num_batches=1,
         num_samples=choice.num_samples,
-        num_params=1,
-        num_params_here=1,
+        num_params=STATIC,
+        num_params_here=round(STATIC * mesh.share(split)),
         building=Peak(),
         training=peak,
         exchanges={},
@@ -111,7 +113,13 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Any:
     tried: list[Mesh] = []
 
     def with_samples(
-        num: int, devices: int, memory: int, refused: Any = (), *, splits: Any = None
+        num: int,
+        devices: int,
+        memory: int,
+        refused: Any = (),
+        *,
+        splits: Any = None,
+        split: float = 1.0,
     ) -> Any:
         by_changes = {}
         tried.clear()
@@ -126,7 +134,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise ConfigError("heads cannot be divided")
             if choice.splits_positions and choice.mesh.tensor > splits:
                 raise ConfigError("positions cannot be divided")
-            return figures_of(choice)
+            return figures_of(choice, split)
 
         def all_choices(*args: Any, **kwargs: Any) -> list[Choice]:
             found = list(choices(*args, **kwargs))
@@ -174,6 +182,23 @@ def test_activations_of_one_sample_are_split(find: Any) -> None:
     allowed = [one for one in fewer if one.mesh.tensor == 1]
     assert min(figures_of(one).peak_bytes for one in allowed) > 20 * GIB
     assert found.choice.mesh.num_devices == 8
+
+
+def test_a_mesh_that_does_not_split_experts_is_measured_once(find: Any) -> None:
+    assert find(64, 64, 12 * GIB, split=0.1).fits
+    experts = [mesh for mesh in find.tried if mesh.tensor > 1]
+    assert find(64, 64, 12 * GIB).fits
+    layers = [mesh for mesh in find.tried if mesh.tensor > 1]
+    assert len(experts) <= 1 < len(layers)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(4, 2, 2), Mesh(1, 1, 8), Mesh(1, 4, 2)])
+@pytest.mark.parametrize("split", [0.0, 0.25, 1.0])
+def test_what_tensor_splits_follows_from_what_a_process_has(mesh: Mesh, split: float) -> None:
+    assert mesh.split(mesh.share(split)) == pytest.approx(split)
+    whole = 1 / (mesh.shard * mesh.context) if mesh.shard > 1 else 1
+    assert mesh.share(0.0) == whole
+    assert mesh.share(1.0) == whole / mesh.tensor
 
 
 META = (("meta_init", True),)
