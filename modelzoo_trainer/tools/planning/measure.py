@@ -70,6 +70,7 @@ _NUM_STEPS: Final = 2  # the second has optimizer state and the first's buffers
 _AXES: Final = ("replicate", "shard", "context", "tensor")
 _LEFT_OUT: Final = ("loggers", "checkpoint", "logging", "autorestart")
 _DIVIDES: Final = (GlobalFlags, ScopedTrainFlags)  # they may set the micro-batch size
+_HINTS: Final = ("modelzoo_trainer.schedulers", "torch.distributed.tensor._redistribute")
 _PLACING, _UPDATING, _TRAINING = "place the model", "first update", "batch"
 _BUILDING: Final = ("", _PLACING)
 
@@ -333,13 +334,16 @@ def _measured(mode: FakeTensorMode, tracker: MemoryTracker) -> Iterator[None]:
 
 @contextmanager
 def _without_hints() -> Iterator[None]:
-    """Hide hints about schedules, which would compare them with the two steps."""
-    log = logging.getLogger("modelzoo_trainer.schedulers")
-    before, log.disabled = log.disabled, True
+    """Hide hints that are about the two steps, or about messages that nobody sends."""
+    logs = [logging.getLogger(name) for name in _HINTS]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         yield
     finally:
-        log.disabled = before
+        for log, was_disabled in zip(logs, before, strict=True):
+            log.disabled = was_disabled
 
 
 def _is_replicated(backend: Any) -> bool:
