@@ -32,6 +32,7 @@ _HALF: Final = ("bfloat16", "cbfloat16", "bf16")
 _SAME_KIND: Final = 0.97  # of a guess may be needed in truth
 _OTHER_CONTEXT: Final = 0.95  # of the activations and the like
 _OTHER_KIND: Final = 0.75
+_GROWING: Final = 0.25  # of the activations grows with the micro-batch, at least
 _MOST: Final = 24  # measurements
 
 
@@ -99,7 +100,8 @@ class _Search:
             return False
         if not self._same_kind(choice):
             smallest = replace(choice, micro_batch=1)
-            if self._least_by_others(smallest) > self.memory or self.measure(smallest) is None:
+            least = self._least_by_others(smallest), self._least_by_others(choice, _GROWING)
+            if max(least) > self.memory or self.measure(smallest) is None:
                 return False
         known = min(self._same_kind(choice), key=lambda one: _distance(one[0], choice))
         return guess(choice, *known, split=self.split) * _SAME_KIND <= self.memory
@@ -108,8 +110,11 @@ class _Search:
         """Return what the model alone needs."""
         return of_model(choice, *self.known[0], self.split) * _SAME_KIND
 
-    def _least_by_others(self, choice: Choice) -> float:
-        """Return what a choice needs at least, by what is known of other kinds."""
+    def _least_by_others(self, choice: Choice, part: float = 1.0) -> float:
+        """Return what a choice needs at least, by what is known of other kinds.
+
+        `part`: of the activations that grows with the micro-batch.
+        """
         alike = [one for one in self.known if one[0].recomputation == choice.recomputation]
         if not alike:
             return 0.0
@@ -117,7 +122,7 @@ class _Search:
         layers = nearest.mesh.tensor, nearest.splits_positions
         is_split_more = nearest.mesh.context <= choice.mesh.context
         is_same = layers == (choice.mesh.tensor, choice.splits_positions) and is_split_more
-        factor = _OTHER_CONTEXT if is_same else _OTHER_KIND
+        factor = part * (_OTHER_CONTEXT if is_same else _OTHER_KIND)
         return guess(choice, nearest, figures, split=self.split, factor=factor)
 
     def smallest(self, tries: Sequence[Mapping[int, Sequence[Choice]]]) -> Smallest:

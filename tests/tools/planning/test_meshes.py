@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,22 @@ def test_what_tensor_splits_follows_from_what_a_process_has(mesh: Mesh, split: f
     whole = 1 / (mesh.shard * mesh.context) if mesh.shard > 1 else 1
     assert mesh.share(0.0) == whole
     assert mesh.share(1.0) == whole / mesh.tensor
+
+
+def test_a_kind_is_measured_when_a_micro_batch_may_fit() -> None:
+    measured: list[Choice] = []
+
+    def attempt(choice: Choice) -> Figures:
+        measured.append(choice)
+        return figures_of(choice)
+
+    state = searching._Search(attempt, 80 * GIB)
+    state.measure(Choice(Mesh(8), None, 64, 1))
+    other = Choice(Mesh(4, 2), None, 128, 1)
+    assert not state.may_fit(replace(other, micro_batch=128))
+    assert measured == [Choice(Mesh(8), None, 64, 1)]
+    assert state.may_fit(replace(other, micro_batch=4))
+    assert measured[1:] == [other]
 
 
 META = (("meta_init", True),)
