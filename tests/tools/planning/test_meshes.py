@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +115,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Any:
     tried: list[Mesh] = []
 
     def with_samples(
-        num: int,
-        devices: int,
-        memory: int,
-        refused: Any = (),
-        *,
-        splits: Any = None,
-        split: float = 1.0,
+        num: int, devices: int, memory: int, refused: Any = (), *, splits: Any = None
     ) -> Any:
         by_changes = {}
         tried.clear()
@@ -135,7 +130,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise ConfigError("heads cannot be divided")
             if choice.splits_positions and choice.mesh.tensor > splits:
                 raise ConfigError("positions cannot be divided")
-            return figures_of(choice, split)
+            return figures_of(choice)
 
         def all_choices(*args: Any, **kwargs: Any) -> list[Choice]:
             found = list(choices(*args, **kwargs))
@@ -185,12 +180,13 @@ def test_activations_of_one_sample_are_split(find: Any) -> None:
     assert found.choice.mesh.num_devices == 8
 
 
-def test_a_mesh_that_does_not_split_experts_is_measured_once(find: Any) -> None:
-    assert find(64, 64, 12 * GIB, split=0.1).fits
-    experts = [mesh for mesh in find.tried if mesh.tensor > 1]
-    assert find(64, 64, 12 * GIB).fits
-    layers = [mesh for mesh in find.tried if mesh.tensor > 1]
-    assert len(experts) <= 1 < len(layers)
+@pytest.mark.parametrize(("split", "num"), [(0.0, 1), (1.0, 2)])
+def test_that_experts_are_not_split_is_measured_once(split: float, num: int) -> None:
+    state = searching._Search(partial(figures_of, split=split), 40 * GIB)
+    state.measure(Choice(Mesh(2, 1, 4), "full", 1, 1))
+    assert state.split == split
+    assert state.may_fit(Choice(Mesh(2, 1, 8), "full", 1, 1)) == (split == 1)
+    assert len(state.known) == num
 
 
 @pytest.mark.parametrize("mesh", [Mesh(4, 2, 2), Mesh(1, 1, 8), Mesh(1, 4, 2)])
