@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -125,7 +125,7 @@ class _Search:
         factor = part * (_OTHER_CONTEXT if is_same else _OTHER_KIND)
         return guess(choice, nearest, figures, split=self.split, factor=factor)
 
-    def smallest(self, tries: Sequence[Mapping[int, Sequence[Choice]]]) -> Smallest:
+    def smallest(self, tries: Iterable[Mapping[int, Sequence[Choice]]]) -> Smallest:
         """Return the first choice that fits.
 
         Args:
@@ -208,13 +208,14 @@ def search(
         with fake_world(1):
             samples, can_split = facts_of(plan, use_data=use_data)
         state = _Search(attempt, memory, can_split)
+        sharding = _sharding(plan)
 
         def choices_of(number: int) -> list[Choice]:
             found = choices(
                 number,
                 samples.num,
                 is_global=samples.is_global,
-                sharding=_sharding(plan),
+                sharding=sharding,
                 can_split_positions=can_split,
             )
             return sorted(found, key=lambda one: one.cost)
@@ -222,7 +223,7 @@ def search(
         tries = [device_numbers(devices)]
         if samples.is_global:  # processes divide the batch, such as 55 samples
             tries.append(multiples_of_divisors(samples.num, devices))
-        return state.smallest([{one: choices_of(one) for one in numbers} for numbers in tries])
+        return state.smallest({one: choices_of(one) for one in numbers} for numbers in tries)
 
 
 @contextmanager

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import pickle
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from modelzoo_trainer.base.cores import num_cores
 from modelzoo_trainer.base.devices import fake_world
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.tools.planning.figures import Measured
@@ -75,16 +75,13 @@ def second_process(
 ) -> Iterator[SecondProcess | None]:
     """Start a second process until the end of the block.
 
-    Yields None if the machine has one core, or `load` cannot be sent to another process.
+    Yields None if this process may use one core only, or `load` cannot be sent to another process.
     """
-    if (os.cpu_count() or 1) < 2 or not _can_be_sent(load):
+    if num_cores() < 2 or not _can_be_sent(load):
         yield None
         return
-    process = SecondProcess(load, index, use_data=use_data)
-    try:
+    with closing(SecondProcess(load, index, use_data=use_data)) as process:
         yield process
-    finally:
-        process.close()
 
 
 def _can_be_sent(item: Any) -> bool:

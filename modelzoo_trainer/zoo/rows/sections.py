@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from annotated_types import Ge, Gt, Le
 
+from modelzoo_trainer.base.cores import num_cores
+
 Positive: TypeAlias = Annotated[int, Gt(0)]
 NonNegative: TypeAlias = Annotated[int, Ge(0)]
 Rate: TypeAlias = Annotated[float, Ge(0), Le(1)]
 Dtype: TypeAlias = Literal["int16", "int32", "int64"]
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)

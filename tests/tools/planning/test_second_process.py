@@ -15,6 +15,7 @@ from modelzoo_trainer.base.devices import fake_world
 from modelzoo_trainer.config.build import load_plans
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.tools.planning import search as searching
+from modelzoo_trainer.tools.planning import second_process as processes
 from modelzoo_trainer.tools.planning.measure import Built, measure, measure_longer
 from modelzoo_trainer.tools.planning.meshes import Choice, Mesh
 from modelzoo_trainer.tools.planning.second_process import SecondProcess, second_process
@@ -51,7 +52,7 @@ def test_what_cannot_be_sent_is_measured_in_one_process() -> None:
 
 
 def test_one_core_measures_in_one_process(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(processes, "num_cores", lambda: 1)
     with second_process(given, 0, use_data=False) as second:
         assert second is None
 
@@ -88,7 +89,7 @@ def test_a_search_finds_the_same_in_two_processes(
     monkeypatch.setattr(SecondProcess, "ask", lambda self, one: asked.append(one) or ask(self, one))
     together = found()
     assert len(asked) == together[2]
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(processes, "num_cores", lambda: 1)
     assert found() == together
 
 
