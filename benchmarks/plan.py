@@ -1,7 +1,8 @@
 """Accuracy of the figures of `--plan` compared with real runs on CPUs, with 1, 2 and 4 processes.
 
 python -m benchmarks.plan; about five minutes on two cores. With --true-size: two layers of
-llama3p1_8b at 8,192 positions, in one process with 20 GiB of memory; about ten minutes.
+llama3p1_8b at 8,192 positions, in one process with 20 GiB of memory; 20 minutes on two cores. In
+float32 where the CPU has no instructions for bfloat16, which would take hours there.
 
 Real memory is measured in two ways: the peak resident memory of the process, read from the kernel,
 and the events of torch's CPU allocator, as recorded by torch.profiler. The latter miss what gloo's
@@ -94,7 +95,7 @@ trainer:
       nonlinearity: swiglu
       use_ffn_bias: false
     optimizer: {SGD: {learning_rate: 0.0001, momentum: 0.0}}  # the state of Adam does not fit here
-    precision: {enabled: true, fp16_type: bfloat16, max_gradient_norm: 1.0}
+    precision: {enabled: HALF, fp16_type: bfloat16, max_gradient_norm: 1.0}
     loop: {num_steps: 2, eval_frequency: null}
     seed: 1
   fit:
@@ -280,13 +281,31 @@ def print_true_size() -> None:
     """Print the row of two layers of llama3p1_8b."""
     from tests.distributed.ranks import run_ranks
 
-    print(f"{'':17}{'predicted':>12}{'resident':>13}")
+    is_half = has_bfloat16()
+    print(f"{'bfloat16' if is_half else 'float32':17}{'predicted':>12}{'resident':>13}", flush=True)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.yaml"
-        path.write_text(TRUE_SIZE)
+        path.write_text(TRUE_SIZE.replace("HALF", str(is_half).lower()))
         figures = predicted(path, 1, [])
-        [found] = run_ranks(1, real, path, [], "resident", timeout_s=3600)
+        [found] = run_ranks(1, real_alone, path, timeout_s=3600)
         line("llama3p1_8b", figures.peak_bytes, found["memory"])
+
+
+def has_bfloat16() -> bool:
+    """Return whether the CPU has instructions for matrix products in bfloat16."""
+    import torch
+
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def real_alone(rank: int, path: Path) -> dict[str, float]:
+    """Return the resident memory of a process that has all cores for itself."""
+    import torch
+
+    from modelzoo_trainer.base.cores import num_cores
+
+    torch.set_num_threads(num_cores())
+    return real(rank, path, [], "resident")
 
 
 def line(name: str, planned: float, *measured: float) -> None:

@@ -6,6 +6,7 @@ import multiprocessing as mp
 import os
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -129,6 +130,12 @@ def start_workers_as_a_program_does() -> None:
     mp.set_start_method(None, force=True)
 
 
+def _end_after(sentinel: int) -> None:
+    """End this process once the test's process, which would kill it, has been killed itself."""
+    wait([sentinel])
+    os._exit(1)
+
+
 def _child(
     pipe: Connection,
     env: dict[str, str],
@@ -138,6 +145,9 @@ def _child(
     stay: bool,
 ) -> None:
     os.environ.update(env)
+    parent = mp.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_after, args=[parent.sentinel], daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
