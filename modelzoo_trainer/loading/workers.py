@@ -6,7 +6,6 @@ import atexit
 import copy
 import ctypes
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -24,6 +23,7 @@ from torch.utils.data._utils import signal_handling as torch_signals
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from modelzoo_trainer.base.exit_codes import STOP_SIGNALS
+from modelzoo_trainer.base.parent_process import end_with_parent
 from modelzoo_trainer.errors import ConfigError, not_an_end
 from modelzoo_trainer.loading.batch_seeds import DatasetWrapper
 from modelzoo_trainer.loading.fetchers import check_all_here, checked
@@ -127,7 +127,7 @@ class BoundWorker:
         if self.is_main and self.parent is not None and sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         else:
-            threading.Thread(target=_end_with_parent, daemon=True).start()
+            end_with_parent()
         if self.parent is not None and os.getppid() != self.parent:
             os._exit(1)
         info = get_worker_info()
@@ -367,13 +367,6 @@ def _signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _ignore() -> None:

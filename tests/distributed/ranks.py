@@ -6,7 +6,6 @@ import multiprocessing as mp
 import os
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +13,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from torch.distributed import TCPStore
+
+from modelzoo_trainer.base.parent_process import end_with_parent
 
 _CONTEXT = mp.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.distributed.imported"])
@@ -130,12 +131,6 @@ def start_workers_as_a_program_does() -> None:
     mp.set_start_method(None, force=True)
 
 
-def _end_after(sentinel: int) -> None:
-    """End this process once the test's process, which would kill it, has been killed itself."""
-    wait([sentinel])
-    os._exit(1)
-
-
 def _child(
     pipe: Connection,
     env: dict[str, str],
@@ -145,9 +140,7 @@ def _child(
     stay: bool,
 ) -> None:
     os.environ.update(env)
-    parent = mp.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_after, args=[parent.sentinel], daemon=True).start()
+    end_with_parent()
     import torch
 
     torch.set_num_threads(1)
