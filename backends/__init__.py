@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         num_buckets,
     )
     from .peak_rates import device_name, peak_flops
-    from .placement import map_tensors
+    from .placement import map_tensors, shares_memory
     from .process_settings import (
         held_switches,
         hold_switches,
@@ -57,9 +57,11 @@ if TYPE_CHECKING:
         switch_names,
         switch_problem,
     )
-    from .reads import host_value
+    from .reads import can_pin, host_value
+    from .recorded import truncated_normal_
     from .seeds import Stream, step_seed
     from .select import backend_names, make_backend
+    from .speed import faster_than, speed_of
 
 _HOMES = {
     "attention_kernels": ("has_fused_dropout", "has_trained_flex_attention"),
@@ -95,9 +97,11 @@ _HOMES = {
     "parallel.context": ("ContextParallel",),
     "parallel.fake_world": ("fake_world_backend", "is_for_real", "num_buckets", "fake_world"),
     "peak_rates": ("device_name", "peak_flops"),
-    "reads": ("host_value",),
+    "reads": ("can_pin", "host_value"),
+    "recorded": ("truncated_normal_",),
     "seeds": ("Stream", "step_seed"),
     "select": ("backend_names", "make_backend"),
+    "speed": ("faster_than", "speed_of"),
     "process_settings": (
         "held_switches",
         "hold_switches",
@@ -105,7 +109,7 @@ _HOMES = {
         "switch_names",
         "switch_problem",
     ),
-    "placement": ("map_tensors",),
+    "placement": ("map_tensors", "shares_memory"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -132,11 +136,13 @@ __all__ = [
     "World",
     "attention_formulas",
     "backend_names",
+    "can_pin",
     "collective_of",
     "define_operator",
     "device_name",
     "fake_world",
     "fake_world_backend",
+    "faster_than",
     "from_environment",
     "grouped_linear",
     "has_fused_dropout",
@@ -159,9 +165,12 @@ __all__ = [
     "num_buckets",
     "peak_flops",
     "refuse_second_derivatives",
+    "shares_memory",
+    "speed_of",
     "step_seed",
     "switch_names",
     "switch_problem",
+    "truncated_normal_",
 ]
 
 

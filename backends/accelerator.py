@@ -15,6 +15,8 @@ from typing_extensions import override
 from .backend import Backend, Caps, overridden
 from .conditional_step import ConditionalSteps, put_back
 from .coordination.launch import local_rank
+from .coordination.own_device import own_index
+from .coordination.world import joined
 from .errors import BackendUnavailable, check_count, check_flag
 from .fast_step import fuse_optimizer
 from .prefetch import Lane, LookAhead, PlainLane, StreamLane, has_streams
@@ -91,7 +93,8 @@ class AcceleratorBackend(AsynchronousBackend):
 
     Args:
         kind: torch's name of the device.
-        index: The device index; None = the rank of this process on its host.
+        index: The device index; None = the rank of this process on its host, or 0 if the process
+            sees one device only.
         **options: Options of `AsynchronousBackend`.
 
     Raises:
@@ -105,7 +108,7 @@ class AcceleratorBackend(AsynchronousBackend):
         check_count("index", index)
         rank = local_rank() if index is None else None
         self._from_local_rank = rank is not None
-        index = rank or 0 if index is None else index
+        index = own_index(rank or 0) if index is None else index
         self._device = torch.device(kind, index)
         self._has_sparse_gradients = False
         super().__init__(**options)
@@ -132,6 +135,7 @@ class AcceleratorBackend(AsynchronousBackend):
 
     @override
     def open(self) -> None:
+        self._before_start()
         self.select_device()
         super().open()
         self._lane = self.make_lane()
@@ -139,6 +143,7 @@ class AcceleratorBackend(AsynchronousBackend):
             type(self).caps,
             autocast_dtypes=type(self).caps.autocast_dtypes & self._autocast_dtypes(),
             float64=self._has_float64(),
+            pins=getattr(self._lane, "pins", False),
         )
         if hasattr(self.module, "reset_peak_memory_stats"):
             self.module.reset_peak_memory_stats(self._device)
@@ -160,8 +165,15 @@ class AcceleratorBackend(AsynchronousBackend):
             given = "LOCAL_RANK" if self._from_local_rank else "backend.index"
             raise BackendUnavailable(
                 f"{given} is {index}, but this process sees {count} {kind} devices "
-                f"(0-{count - 1}). Start at most {count} processes per node, make more devices "
-                f"visible (srun without --gpus-per-task and --gpu-bind), or set backend.index."
+                f"(0-{count - 1}). Start at most {count} processes per node, make one or all "
+                f"devices of the node visible to each, or set backend.index."
+            )
+        world = joined()
+        if world is not None and self._from_local_rank and not world.has_own_device:
+            raise BackendUnavailable(
+                f"Each of {world.launch.local_world_size} processes of this node sees one {kind} "
+                f"device, which is the same for several of them. Start one process per device, or "
+                f"use device: cpu."
             )
         torch.accelerator.set_device_index(index)
 

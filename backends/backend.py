@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
@@ -29,13 +30,15 @@ from .errors import (
     is_out_of_memory,
 )
 from .fast_step import plain_step, plain_zero_grad
+from .initial_values import InitialValues
 from .loss_window import LossWindow
 from .norms import Norms
-from .placement import has_no_values, map_tensors, move_model
+from .placement import map_tensors, move_model
 from .prefetch import placed
 from .reads import Deliver, HostReads, Reads
 from .seeds import GAMMA, MASK, Stream, stream_base
 
+_SETTINGS: Final[Any] = torch.utils.deterministic
 Precision = Literal["highest", "high", "medium"]
 
 
@@ -54,6 +57,8 @@ class Caps:
         collectives: There are several ranks.
         several_ranks: There may be several, each with its own device, over torch.distributed.
         looks_ahead: Batches may be fetched before earlier ones are trained on.
+        pins: Batches are copied from pinned memory, while a step runs.
+        no_float8: Why linear layers cannot multiply in float8; "" = they can.
         refused_dtypes: Dtypes that `autocast` does not support and that must not be replaced, each
             with the reason.
     """
@@ -68,6 +73,8 @@ class Caps:
     collectives: bool = False
     several_ranks: bool = False
     looks_ahead: bool = False
+    pins: bool = False
+    no_float8: str = "float8 requires an NVIDIA GPU of compute capability 8.9 or newer"
     refused_dtypes: Mapping[torch.dtype, str] = field(default_factory=dict)
 
 
@@ -192,6 +199,8 @@ class Backend(ABC):
         """Weights and losses of batches since the last optimizer step. `sums` is collective."""
         self.norms = self._make_norms()
         """Norms of gradients and state, and gradient clipping. Collective if sharded."""
+        self.initial_values = InitialValues()
+        """Initial values of a model that was built without them."""
         self._region = self._make_region()
         self._nothing = nullcontext()
         self._undo: list[Callable[[], None]] = []
@@ -227,6 +236,7 @@ class Backend(ABC):
         Raises:
             BackendUnavailable: If the device does not exist.
         """
+        self._before_start()
         if self._matmul_precision is not None:
             before = torch.get_float32_matmul_precision()
             self._undo.append(lambda: torch.set_float32_matmul_precision(before))
@@ -235,6 +245,15 @@ class Backend(ABC):
             was = torch.are_deterministic_algorithms_enabled()
             self._undo.append(lambda: torch.use_deterministic_algorithms(was))
             torch.use_deterministic_algorithms(True)
+            filled = _SETTINGS.fill_uninitialized_memory
+            self._undo.append(partial(_fill_empty, filled))
+            _fill_empty(False)  # results do not depend on it, and it writes every tensor once more
+
+    def _before_start(self) -> None:  # noqa: B027  # a no-op on the host
+        """Set what a device's runtime reads when it starts, such as environment variables.
+
+        Called before the device is used, and, with several processes, before they meet. Idempotent.
+        """
 
     def close(self, *, ok: bool = True) -> None:
         """Undo `open`. Idempotent.
@@ -294,12 +313,9 @@ class Backend(ABC):
 
     def _place_model(self, model: Module) -> Module:
         """Implement `prepare_model`, after activation checkpointing."""
-        if self.device.type != "meta" and has_no_values(model):
-            from .deferred_init import materialize  # imports torch.distributed
-
-            materialize(model, self.device)
-        else:
-            move_model(model, self.device)
+        if self.caps.holds_values:
+            self.initial_values.draw(model, self.device)
+        move_model(model, self.device)
         self._checkpoint_activations(model)
         if self._compile is not None:
             compile_model(model, self._compile)
@@ -526,3 +542,8 @@ class Backend(ABC):
         if is_out_of_memory(error):
             figures = ", ".join(f"{k} {in_bytes(v)}" for k, v in self.memory().items())
             error.add_note(f"Out of memory on {self.device} ({figures}). {OUT_OF_MEMORY_ADVICE}")
+
+
+def _fill_empty(is_on: bool) -> None:
+    """Set whether deterministic mode fills new tensors with NaN."""
+    _SETTINGS.fill_uninitialized_memory = is_on

@@ -57,7 +57,8 @@ class CompileOptions:
 
     Args:
         target: "model" = as one graph; "blocks" = each element of every `ModuleList`, so that equal
-            blocks are compiled once.
+            blocks are compiled once; None = "blocks" for a sharded model that has some, whose graph
+            would break at each of them, else "model".
         fullgraph: Raise on graph breaks.
         dynamic: Compile for dynamic shapes; None = after a shape has changed.
         mode: torch.compile's mode.
@@ -67,14 +68,14 @@ class CompileOptions:
         BackendError: If an option has a wrong type, or the target is unknown.
     """
 
-    target: Literal["model", "blocks"] = "model"
+    target: Literal["model", "blocks"] | None = None
     fullgraph: bool = False
     dynamic: bool | None = None
     mode: str | None = None
     backend: str = "inductor"
 
     def __post_init__(self) -> None:
-        check_choice("compile.target", self.target, ("model", "blocks"))
+        check_choice("compile.target", self.target, ("model", "blocks", None))
         check_flag("compile.fullgraph", self.fullgraph)
         check_choice("compile.dynamic", self.dynamic, (True, False, None))
         if not isinstance(self.mode, str | None):
@@ -83,19 +84,22 @@ class CompileOptions:
             raise BackendError(f"backend.compile.backend: expected a name, got {self.backend!r}.")
 
 
-def compile_model(model: Module, options: CompileOptions) -> None:
+def compile_model(model: Module, options: CompileOptions, *, is_sharded: bool = False) -> None:
     """Compile a model in place: modules are not wrapped, so parameter names are unchanged.
+
+    `is_sharded`: whether its parameters are gathered block by block.
 
     Raises:
         BackendError: If the target is "blocks" and the model has no `ModuleList`, or torch.compile
             does not know the mode or the backend.
     """
-    if options.target == "model":
-        _compile(model, options)
-        return
     blocks = [
         block for owner in model.modules() if isinstance(owner, ModuleList) for block in owner
     ]
+    target = options.target or ("blocks" if is_sharded and blocks else "model")
+    if target == "model":
+        _compile(model, options)
+        return
     if not blocks:
         raise BackendError(
             f"backend.compile.target is 'blocks', but {type(model).__name__} has no ModuleList. "

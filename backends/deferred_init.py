@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -15,48 +15,195 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import Module, Parameter
 
+from .coordination.world import host_group
+from .draws import Region, Seeds
 from .errors import BackendError
+from .recorded import Recorded, Unrecorded, needed, repeat
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 
-Step = tuple[Module, Callable[[], None]]
-Part = tuple[slice, ...]
-PartOf = Callable[[torch.Size, DeviceMesh, tuple[Placement, ...]], Part]
+Step = tuple[Module, Callable[[], object]]
+Slot = tuple[dict[str, Any], str, Tensor]
+"""A reference to a parameter or buffer: the dict that has it, its name there, and the tensor."""
 
 
 def is_on_meta(model: Module) -> bool:
     """Return whether a parameter or buffer of a model is on `meta`."""
-    return any(tensor.is_meta for tensor in _all_tensors(model))
+    return any(tensor.is_meta for _, _, tensor in _slots(model))
 
 
-@torch.no_grad()
-def materialize(model: Module, device: torch.device) -> None:
+def materialize(
+    model: Module, device: torch.device, loaded: Collection[str] = frozenset()
+) -> Initialization | None:
     """Allocate and initialize a model that is on `meta`, in place. Collective.
 
-    The values are the same as in a model built on the host with the same generator, on any number
-    of ranks: modules are reset in the order of their constructors, children before parents, by
+    Modules are reset in the order of their constructors, children before parents, by
     `reset_parameters()`. A module may also have `reset_steps()`, which yields pairs of a part of it
-    and a function that initializes it; then only one part at a time is unsharded. With
-    `resets_parts`, these also initialize the modules within it. No-op if no tensor is on `meta`.
+    and a function that initializes it. With `resets_parts`, these also initialize the modules
+    within it. No-op if no tensor is on `meta`.
+
+    The values are the same on any device and any number of ranks. A function that only fills
+    tensors, or slices of them, with constants and random numbers is repeated by each rank on its
+    shard. For any other, its part of the model is unsharded in host memory.
+
+    Args:
+        model: On `meta`, sharded or not.
+        device: Where the model is allocated.
+        loaded: Names of parameters and buffers that are loaded next. If they are floating-point,
+            they are filled with NaN; `Initialization.finish` initializes them if they are not
+            loaded.
+
+    Returns:
+        What was done; None if no tensor was on `meta`.
 
     Raises:
         BackendError: If a parameter or buffer got no value.
-
-    Cost:
-        Every rank draws all values on the host. One step's module is unsharded in host memory while
-        it is initialized. Parameters that a later step initializes again are gathered first.
     """
     if not is_on_meta(model):
-        return
+        return None
     _check_other_tensors(model)
     _share_generator()
+    seed = int(torch.randint(2**62, (), device="cpu"))
     _allocate(model, device)
-    written: set[int] = set()
-    part_of = cache(_part)  # layers repeat, and torch makes an index of all rows
-    for module, draw in _steps(model):
-        with _whole(module, written, part_of):
+    done = Initialization(model, seed, loaded)
+    done.run()
+    return done
+
+
+class Initialization:
+    """The initialization of a model, step by step.
+
+    Args:
+        model: Allocated.
+        seed: Of all random numbers; the same on all ranks.
+        loaded: As of `materialize`.
+    """
+
+    def __init__(self, model: Module, seed: int, loaded: Collection[str]) -> None:
+        self.num_drawn = 0
+        """How many numbers of parameters this rank has initialized."""
+        self._model = model
+        self._seed = seed
+        self._named = dict([*model.named_parameters(), *model.named_buffers()])
+        self._names = {id(tensor): name for name, tensor in self._named.items()}
+        self._skipped: set[int] = set()  # ids of tensors that are left as they are
+        self._written: set[int] = set()
+        self._waiting: dict[str, int] = {}  # names with the version of the NaN
+        self._recorded: dict[int, list[Any]] = {}  # what is still to be repeated, by id
+        self._part_of = cache(_part)  # layers repeat, and torch makes an index of all rows
+        for name, tensor in self._named.items():
+            if name in loaded and tensor.is_floating_point():
+                own = _own(tensor).detach().fill_(torch.nan)
+                self._waiting[name] = own._version
+                self._skipped.add(id(tensor))
+        self._written |= self._skipped
+
+    def run(self) -> None:
+        """Initialize all tensors but those that are loaded. Collective.
+
+        Raises:
+            BackendError: If a tensor got no value.
+        """
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for number, (module, draw) in enumerate(_steps(self._model)):
+                self._run_step(module, draw, number)
+            self._repeat(self._named.values())
+        _check_written(self._model, self._written)
+
+    def finish(self, names: Collection[str] | None = None) -> None:
+        """Initialize tensors that were to be loaded, and have no values yet. Collective.
+
+        They get the values that they would have got at once.
+
+        Args:
+            names: Of these tensors; None = of all.
+        """
+        found = {
+            id(self._named[name])
+            for name, version in self._waiting.items()
+            if (names is None or name in names) and _is_waiting(self._named[name], version)
+        }
+        if not found:
+            return
+        self._skipped = {id(tensor) for tensor in self._named.values()} - found
+        self._written -= found
+        self.run()
+
+    def _run_step(self, module: Module, draw: Callable[[], object], number: int) -> None:
+        """Initialize a part of the model by its function, the `number`-th of the model."""
+        slots = list(_slots(module))
+        targets = {id(target): target for _, _, target in slots}
+        if targets.keys() <= self._skipped:
+            return
+        seed = Seeds(self._seed, f"step {number}").of_tile(())
+        torch.default_generator.manual_seed(seed)
+        if not self._record(slots, targets, draw):
+            self._repeat(targets.values())
+            torch.default_generator.manual_seed(seed)
+            self._unshard(slots, targets, draw)
+
+    def _record(
+        self, slots: list[Slot], targets: Mapping[int, Tensor], draw: Callable[[], object]
+    ) -> bool:
+        """Record what a function fills into tensors; False = it does more than that."""
+        records = {key: Recorded.of(target) for key, target in targets.items()}
+        try:
+            with _replaced(slots, records):
+                draw()
+                if any(own[name] is not records[id(target)] for own, name, target in slots):
+                    return False
+        except Unrecorded:
+            return False
+        for key, record in records.items():
+            if record.operations and key not in self._skipped:
+                self._recorded.setdefault(key, []).extend(record.operations)
+        return True
+
+    def _repeat(self, targets: Iterable[Tensor]) -> None:
+        """Repeat what was recorded of tensors on this rank's shards."""
+        for target in targets:
+            operations = self._recorded.pop(id(target), None)
+            if operations is not None:
+                seeds = Seeds(self._seed, self._names[id(target)])
+                rest = needed(operations, target.shape)
+                repeat(rest, _own(target), self._part(target), seeds)
+                self._note(target)
+
+    def _unshard(
+        self, slots: list[Slot], targets: Mapping[int, Tensor], draw: Callable[[], object]
+    ) -> None:
+        """Call the function with full tensors on the host; keep this rank's shards of them."""
+        wholes = {
+            key: _host_copy(target, has_value=key in self._written)
+            for key, target in targets.items()
+        }
+        versions = {key: whole._version for key, whole in wholes.items()}
+        with _replaced(slots, wholes):
             draw()
-    _check_written(model, written)
+            values = {id(target): own[name] for own, name, target in slots}
+        for key, value in values.items():
+            is_new = value is not wholes[key] or value._version != versions[key]
+            if key not in self._skipped and (is_new or not _is_untouched(value)):
+                target = targets[key]
+                _own(target).copy_(value[self._part(target)])
+                self._note(target)
+
+    def _part(self, target: Tensor) -> Region:
+        """Return where this rank's values of a tensor are."""
+        if isinstance(target, DTensor):
+            return self._part_of(target.shape, target.device_mesh, target.placements)
+        return tuple(slice(0, size) for size in target.shape)
+
+    def _note(self, target: Tensor) -> None:
+        self._written.add(id(target))
+        if isinstance(target, Parameter):
+            self.num_drawn += _own(target).numel()
+
+
+def _is_waiting(tensor: Tensor, version: int) -> bool:
+    """Return whether a tensor is still filled with NaN."""
+    own = _own(tensor).detach()
+    return own._version == version and (not own.numel() or bool(own.flatten()[0].isnan()))
 
 
 def _steps(model: Module) -> Iterator[Step]:
@@ -82,17 +229,13 @@ def _children_first(module: Module, seen: set[Module]) -> Iterator[Module]:
     yield module
 
 
-def _slots(model: Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+def _slots(model: Module) -> Iterator[Slot]:
     """Yield each reference to a parameter or buffer."""
     for module in model.modules():
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():
                 if tensor is not None:
                     yield own, name, tensor
-
-
-def _all_tensors(model: Module) -> Iterator[Tensor]:
-    return (tensor for _, _, tensor in _slots(model))
 
 
 def _allocate(model: Module, device: torch.device) -> None:
@@ -109,41 +252,33 @@ def _share_generator() -> None:
     """Make all ranks draw the same numbers as rank 0."""
     if dist.is_initialized():
         state = torch.get_rng_state()
-        dist.broadcast(state, src=0)
+        dist.broadcast(state, src=0, group=host_group())
         torch.set_rng_state(state)
 
 
 @contextmanager
-def _whole(module: Module, written: set[int], part_of: PartOf) -> Iterator[None]:
-    """Replace a module's tensors by full ones on the host; then keep this rank's shard of them.
-
-    `written`: ids of initialized tensors; others are filled with NaN first, and added if they have
-    changed. `part_of`: `_part`.
-    """
-    kept = list(_slots(module))
-    wholes = {id(target): _host_copy(target, id(target) in written) for _, _, target in kept}
-    versions = {key: whole._version for key, whole in wholes.items()}
-    for own, name, target in kept:
-        own[name] = wholes[id(target)]
+def _replaced(slots: list[Slot], others: Mapping[int, Tensor]) -> Iterator[None]:
+    """Let modules have other tensors meanwhile; `others`: by the ids of theirs."""
+    for own, name, target in slots:
+        own[name] = others[id(target)]
     try:
         yield
-        for own, name, target in kept:
-            value, key = own[name], id(target)
-            is_new = value is not wholes[key] or value._version != versions[key]
-            if is_new or not _is_untouched(value):
-                written.add(key)
-                _keep_part(target, value, part_of)
     finally:
-        for own, name, target in kept:
+        for own, name, target in slots:
             own[name] = target
 
 
-def _host_copy(target: Tensor, has_value: bool) -> Tensor:
+def _own(tensor: Tensor) -> Tensor:
+    """Return this rank's values of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _host_copy(target: Tensor, *, has_value: bool) -> Tensor:
     if has_value:
         value = target.full_tensor() if isinstance(target, DTensor) else target
         whole = value.detach().to("cpu", copy=True)
     else:
-        whole = torch.empty(target.shape, dtype=target.dtype)
+        whole = torch.empty(target.shape, dtype=target.dtype, device="cpu")
         if whole.is_floating_point() or whole.is_complex():
             whole.fill_(torch.nan)
     return Parameter(whole, target.requires_grad) if isinstance(target, Parameter) else whole
@@ -154,15 +289,7 @@ def _is_untouched(value: Tensor) -> bool:
     return not (value.is_floating_point() or value.is_complex()) or bool(value.isnan().all())
 
 
-def _keep_part(target: Tensor, value: Tensor, part_of: PartOf) -> None:
-    if isinstance(target, DTensor):
-        part = part_of(target.shape, target.device_mesh, target.placements)
-        target.to_local().copy_(value[part])
-    else:
-        target.copy_(value)
-
-
-def _part(shape: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Part:
+def _part(shape: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Region:
     """Return the indices of this rank's shard."""
     sizes, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))

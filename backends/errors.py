@@ -23,7 +23,9 @@ class HostReadError(BackendError):
 
 OUT_OF_MEMORY_ADVICE: Final = (
     "Lower batch_size and raise loop.grad_accum_steps by the same factor (the update stays the "
-    "same), shorten the sequences, use precision: {fp16_type: bfloat16}, or a smaller model."
+    "same), set backend.activation_checkpointing: full, use precision: {fp16_type: bfloat16}, "
+    "shorten the sequences, or shard the model over several devices (backend.parallel: "
+    "{shard: -1}). `modelzoo-trainer plan` predicts the memory of each."
 )
 
 

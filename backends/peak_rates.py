@@ -86,10 +86,11 @@ def peak_flops(backend: Backend, dtype: torch.dtype) -> float | None:
     rates = rates_of(device_name(backend))
     if rates is None:
         return None
-    return rates.get(_TF32 if dtype is torch.float32 and _uses_tf32() else dtype)
+    return rates.get(_TF32 if dtype is torch.float32 and uses_tf32() else dtype)
 
 
-def _uses_tf32() -> bool:
+def uses_tf32() -> bool:
+    """Return whether float32 matrix products on CUDA are computed in TF32."""
     # torch.get_float32_matmul_precision raises after this setting was used.
     settings: Any = torch.backends
     of_products = settings.cuda.matmul.fp32_precision

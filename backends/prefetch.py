@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from .reads import can_pin, has_events
 
 class Lane(ABC):
     """Copies batches to the device."""
+
+    pins: ClassVar[bool] = False
+    """Whether it copies from pinned memory."""
 
     @abstractmethod
     def start(self, batch: Any) -> Any:
@@ -61,6 +64,8 @@ class StreamLane(Lane):
 
     Requires an accelerator for which `has_streams` is true.
     """
+
+    pins = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -24,6 +24,7 @@ from .failures import Failure
 from .launch import Launch, read_launch
 from .messages import pack, unpack
 from .orphans import watch_launcher
+from .own_device import has_own_device, own_index
 from .rendezvous import loopback_interface, open_store, own_connection
 
 STARTUP_TIMEOUT_S: Final = 1800.0
@@ -54,13 +55,17 @@ def _set_timeout(limit: timedelta, group: ProcessGroup) -> None:
 class World:
     """All ranks of a run; created by `join`.
 
-    `is_own`: torch.distributed was started here, and must be shut down here.
+    `is_own`: torch.distributed was started here, and must be shut down here. `has_own_device`:
+    each rank has an accelerator for itself.
 
     Collective methods are marked: all ranks call them, in the same order.
     """
 
-    def __init__(self, launch: Launch, store: Store, *, is_own: bool) -> None:
+    def __init__(
+        self, launch: Launch, store: Store, *, is_own: bool, has_own_device: bool = True
+    ) -> None:
         self.launch = launch
+        self.has_own_device = has_own_device
         self.rank = launch.rank
         self.local_rank = launch.local_rank
         self.world_size = launch.world_size
@@ -281,6 +286,21 @@ def joined() -> World | None:
     return _JOINED[0] if _JOINED else None
 
 
+_HOST_GROUPS: list[ProcessGroup] = []
+
+
+def host_group() -> ProcessGroup:
+    """Return the group of all ranks for tensors in host memory. The first call is collective.
+
+    A program may have initialized torch.distributed for its devices only.
+    """
+    if _JOINED:
+        return _JOINED[0].control_group
+    if not _HOST_GROUPS:
+        _HOST_GROUPS.append(dist.new_group(backend="gloo"))
+    return _HOST_GROUPS[0]
+
+
 def _install(world: World | None) -> World | None:
     if world is not None:
         world.coordinator.start()
@@ -315,22 +335,26 @@ def _started(launch: Launch) -> World:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     store = open_store(launch, timeout_s=STARTUP_TIMEOUT_S)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    backend = "gloo"
-    if accelerator is not None:
-        engine = dist.Backend.default_device_backend_map.get(accelerator.type)
-        has_own = launch.local_world_size <= torch.accelerator.device_count()
-        if engine is not None and has_own:  # else the device is the host
-            torch.accelerator.set_device_index(launch.local_rank)
-            backend = f"cpu:gloo,{accelerator.type}:{engine}"
+    timeout = timedelta(seconds=STARTUP_TIMEOUT_S)
+    options: dict[str, Any] = {"backend": "gloo"}
+    has_own = False
     try:
+        if accelerator is not None:
+            engine = dist.Backend.default_device_backend_map.get(accelerator.type)
+            has_own = has_own_device(launch, PrefixStore("devices", store), timeout)
+            if engine is not None and has_own:  # else the device is the host
+                index = own_index(launch.local_rank)
+                torch.accelerator.set_device_index(index)
+                options["backend"] = f"cpu:gloo,{accelerator.type}:{engine}"
+                options["device_id"] = torch.device(accelerator.type, index)
         dist.init_process_group(
-            backend,
+            **options,
             store=PrefixStore("groups", store),
             rank=launch.rank,
             world_size=launch.world_size,
-            timeout=timedelta(seconds=STARTUP_TIMEOUT_S),
+            timeout=timeout,
         )
-        return World(launch, store, is_own=True)
+        return World(launch, store, is_own=True, has_own_device=has_own)
     except (RuntimeError, ValueError) as error:
         raise _cannot_connect(launch, error) from None
 

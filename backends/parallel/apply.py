@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.utils import _sync_module_states
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from ..blocks import CompileOptions, compile_model
-from ..deferred_init import is_on_meta, materialize
+from ..coordination.world import host_group
+from ..deferred_init import is_on_meta
 from ..placement import move_model
 from .config import ParallelSettings, Sizes
 from .fsdp import set_gradient_sync, shard_fully
 from .tensor_parallel import split_layers
 
-_BROADCAST_BYTES = 250 * 2**20  # per broadcast, as in torch's DistributedDataParallel
+_HOST: Final = torch.device("cpu")
+_BROADCAST_BYTES: Final = 250 * 2**20  # per broadcast, as in torch's DistributedDataParallel
 
 
 def make_mesh(sizes: Sizes, device_type: str) -> DeviceMesh:
@@ -45,18 +48,19 @@ def make_mesh_of_rows(sizes: Sizes, device_type: str) -> DeviceMesh | None:
     return init_device_mesh(device_type, shape, mesh_dim_names=("data", "context", "tensor"))
 
 
-def parallelize(
+def parallelize(  # noqa: PLR0913  # what a backend has
     model: Module,
     settings: ParallelSettings,
     sizes: Sizes,
     mesh: DeviceMesh,
     device: torch.device,
     compile: CompileOptions | None,  # the YAML key
+    initialize: Callable[[Module], object],
 ) -> Module:
     """Distribute a model over the ranks, on the device, and compile it if enabled. Collective.
 
-    If weights differ between ranks, rank 0's are used. A model on `meta` is initialized
-    here. Activation checkpointing must come first.
+    If weights differ between ranks, rank 0's are used. `initialize` allocates and initializes a
+    model on `meta`. Activation checkpointing must come first.
 
     The model is on the host, on the device or on `meta`; it is changed in place, and its parameters
     keep their names.
@@ -71,17 +75,17 @@ def parallelize(
     is_sharded = sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1)
     is_deferred = is_on_meta(model)
     if (is_sharded or sizes.tensor > 1) and not is_deferred:
-        _broadcast(model)
+        _broadcast(model, device)
     if sizes.tensor > 1:
         split_layers(
             model, settings.tensor_plan, mesh["tensor"], positions=settings.sequence_parallel
         )
     if compile is not None:
-        compile_model(model, compile)
+        compile_model(model, compile, is_sharded=is_sharded)
     if is_sharded:
         shard_fully(model, settings, sizes, mesh)
     if is_deferred:
-        materialize(model, device)
+        initialize(model)
     elif not is_sharded:
         move_model(model, device)
     if is_sharded or sizes.replicate == 1:
@@ -111,12 +115,30 @@ def accumulating(module: Module, model: Module) -> Iterator[None]:
         yield
 
 
-def _broadcast(model: Module) -> None:
-    """Broadcast rank 0's weights, like torch's DistributedDataParallel."""
-    group = dist.group.WORLD
-    assert group is not None
-    with torch.no_grad():
-        _sync_module_states(model, group, _BROADCAST_BYTES, 0, (), True)
+def _broadcast(model: Module, device: torch.device = _HOST) -> None:
+    """Broadcast rank 0's weights in place, through a device or the host."""
+    group = host_group() if device == _HOST else dist.group.WORLD
+    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+    for bucket in _buckets(tensors):
+        sent = torch.cat([tensor.reshape(-1) for tensor in bucket]).to(device)
+        dist.broadcast(sent, src=0, group=group)
+        values = torch.split(sent, [tensor.numel() for tensor in bucket])
+        for tensor, value in zip(bucket, values, strict=True):
+            tensor.copy_(value.view_as(tensor))
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors of one dtype, in order, that are sent together."""
+    bucket: list[Tensor] = []
+    num_bytes = 0
+    for tensor in tensors:
+        num_bytes += tensor.nbytes
+        if bucket and (tensor.dtype != bucket[0].dtype or num_bytes > _BROADCAST_BYTES):
+            yield bucket
+            bucket, num_bytes = [], tensor.nbytes
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
 
 
 def _copy(
@@ -152,7 +174,7 @@ def fix_bucket_order(replica: DistributedDataParallel) -> None:
     replica.module = _Nothing()
     replica.require_forward_param_sync = False  # no buffer broadcast in this call
     try:
-        replica()  # prepare a backward pass
+        replica(None)  # prepare a backward pass; without any input, torch would find no device
     finally:
         replica.module = model
     sparse = {id(module.weight) for module in model.modules() if getattr(module, "sparse", False)}
@@ -165,5 +187,5 @@ def fix_bucket_order(replica: DistributedDataParallel) -> None:
 class _Nothing(Module):
     """Stands for a model whose gradients are computed elsewhere."""
 
-    def forward(self) -> None:
+    def forward(self, nothing: None) -> None:
         pass

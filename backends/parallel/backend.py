@@ -89,12 +89,14 @@ class ParallelBackend(Backend):
         )
         self.timeout_s = check_timeout(timeout)
         self._model: Module | None = None
+        self._autocast: torch.dtype | None = None
         self._weighted: GradientWindow | None = None
         self._replica: DistributedDataParallel | None = None
         self._averaged: dict[int, Tensor] = {}
         """Parameters whose gradients the replica averages, or that are not of the model, by id."""
         self._accumulating: Callable[[], AbstractContextManager[Any]] | None = None
         super().__init__(**options)
+        self.initial_values.can_wait = self.settings.meta_init is not False
 
     # ---- life
 
@@ -104,6 +106,7 @@ class ParallelBackend(Backend):
 
     @override
     def open(self) -> None:
+        self._before_start()  # `join` may start the device's runtime
         world = join()
         if world is None:
             raise BackendError(
@@ -124,8 +127,10 @@ class ParallelBackend(Backend):
             self._check_norms()
             self.norms = ShardedNorms(self)
             refused |= dict.fromkeys(self.caps.needs_scaler, _SHARDED_SCALING)
+        without_float8 = own.tensor > 1 and "float8 does not work with tensor parallelism"
         self.caps = dataclasses.replace(
             self.caps,
+            no_float8=without_float8 or self.caps.no_float8,
             collectives=True,
             sharded_state=self.has_shards,
             refused_dtypes=refused,
@@ -144,29 +149,33 @@ class ParallelBackend(Backend):
 
     @override
     def building(self) -> AbstractContextManager[Any]:
-        return self._on_meta() if self.settings.meta_init else super().building()
-
-    @contextmanager
-    def _on_meta(self) -> Iterator[None]:
-        with super().building(), torch.device("meta"):
-            yield
+        building = super().building()
+        return (
+            _both(building, self.initial_values.left_out()) if self.settings.meta_init else building
+        )
 
     @override
     def _place_model(self, model: Module) -> Module:
         if self._rows is not None:
             split_rows(model, self._rows)
         self._checkpoint_activations(model)
+        if not self.has_shards:
+            self.initial_values.draw(model, self.device)
         is_copied = not (self.has_shards or self.settings.find_unused_parameters)
         # The search for unused parameters starts at the outputs and would not find the weights.
         is_weighted = is_copied and not overridden(type(self), ParallelBackend, ("backward",))
         weighting = LossWeighting(model) if is_weighted and LossWeighting.fits(model) else None
+        settings = self.settings
+        if self.sizes.of_parameters.shard > 1:
+            settings = settings.with_dtypes(self._autocast, model)
         module = parallelize(
             weighting or model,
-            self.settings,
+            settings,
             self.sizes,
             self.mesh,
             self.device,
             self._compile,
+            partial(self.initial_values.draw, device=self.device),
         )
         self._weighted = None if weighting is None else GradientWindow(weighting)
         self.window = self._weighted or self._make_window()
@@ -191,6 +200,11 @@ class ParallelBackend(Backend):
                 f"backend.parallel.replicate."
             )
         return super().prepare_optimizer(optimizer)
+
+    @override
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        self._autocast = dtype
+        return super().autocast(dtype)
 
     @override
     def accumulating(self) -> AbstractContextManager[Any]:

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any, ClassVar, Final
 
 import torch
+from torch.nn import Module
 
 from ..dtypes import ALIASES, dtype_name
 from ..errors import BackendError, check_flag, suggest
@@ -103,11 +104,14 @@ class ParallelSettings:
         tensor: Ranks that split each layer; -1 = the remaining ranks.
         blocks: Class names of modules that are gathered and freed as one unit; None = the elements
             of every `ModuleList`.
-        param_dtype: Dtype in which sharded parameters are gathered and used; None = their own.
-        reduce_dtype: Dtype in which gradients are reduced; None = the dtype of the computation.
+        param_dtype: Dtype in which sharded parameters are gathered and used; None = bfloat16 if
+            `precision` is and all parameters are float32, else their own.
+        reduce_dtype: Dtype in which gradients are reduced; None = the dtype of the computation, but
+            float32 if `param_dtype` is None.
         reshard_after_forward: Free a block's parameters after its forward pass and gather them
             again for the backward pass.
-        meta_init: Build the model on `meta` and initialize weights after sharding.
+        meta_init: Build the model on `meta` and initialize weights after sharding; None = a model
+            that a configuration file names and that has `reset_steps`.
         accumulate_shards: Reduce the gradients of each micro-batch, so that each rank adds up its
             shards only, instead of full gradients that are reduced once.
         tensor_plan: Pattern of module names to how these are split; None = the model's own.
@@ -135,7 +139,7 @@ class ParallelSettings:
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
     reshard_after_forward: bool = True
-    meta_init: bool = False
+    meta_init: bool | None = None
     accumulate_shards: bool = False
     tensor_plan: Mapping[str, str] | None = None
     sequence_parallel: bool = False
@@ -153,6 +157,18 @@ class ParallelSettings:
     def axes(self) -> dict[str, int]:
         """The configured sizes, by axis."""
         return {axis: getattr(self, axis) for axis in AXES}
+
+    def with_dtypes(self, autocast: torch.dtype | None, model: Module) -> ParallelSettings:
+        """Return the settings with the dtypes that are not set, for a model and its autocast.
+
+        In full precision, twice the bytes would be gathered, and autocast would keep a copy of each
+        gathered weight for the backward pass.
+        """
+        is_full = all(param.dtype is torch.float32 for param in model.parameters())
+        if self.param_dtype is not None or autocast is not torch.bfloat16 or not is_full:
+            return self
+        reduce_dtype = self.reduce_dtype or torch.float32
+        return replace(self, param_dtype=autocast, reduce_dtype=reduce_dtype)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ParallelSettings:
@@ -239,6 +255,8 @@ def _size(place: str, value: Any) -> int:
 
 
 def _sharding_value(key: str, value: Any) -> Any:
+    if key == "meta_init" and value is None:
+        return None
     if key in ("reshard_after_forward", "meta_init", "accumulate_shards"):
         return check_flag(f"sharding.{key}", value)
     place = f"backend.sharding.{key}"

@@ -40,6 +40,7 @@ Accumulation = Literal["batch", "step"]
 
 log = logging.getLogger("modelzoo_trainer.backends.xla")
 
+_HOST: Final = torch.device("cpu")
 _NUM_GUARDED: Final = 4  # steps
 _OWN: Final = (  # folders that contain no user code
     str(Path(torch.__file__).parent),
@@ -199,6 +200,7 @@ class XlaBackend(Backend):
 
     @override
     def prepare_model(self, model: Module) -> Module:
+        self.initial_values.draw(model, _HOST)
         check_batch_norms(model)
         swap_model(model, self._device)
         correct_batch_norms(model)

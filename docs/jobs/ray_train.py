@@ -6,7 +6,7 @@ the run; the same command resumes it.
 """
 
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer
 
 from modelzoo_trainer.cli.ray_worker import worker
 
@@ -16,6 +16,7 @@ trainer = TorchTrainer(
         "--device=gpu",
         "--model_dir=/runs/train",
     ),
+    torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl"),
     scaling_config=ScalingConfig(
         num_workers=32,  # (2, 8): from 2 to 8, as nodes come and go
         use_gpu=True,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.base.devices import map_tensors
+from modelzoo_trainer.base.devices import can_pin, map_tensors
 from modelzoo_trainer.checkpointing.load_save import write_state
 from modelzoo_trainer.checkpointing.state_json import StateEncoder, Tensors
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes
@@ -239,8 +239,14 @@ class BackgroundSaver:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         if self._stager is None:
-            plain = StagingOptions(False, False, False, False)  # all options off
-            self._stager = DefaultStager(plain)
+            pins = can_pin()  # then all copies are queued, and waited for once
+            options = StagingOptions(
+                use_pinned_memory=pins,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=pins,
+            )
+            self._stager = DefaultStager(options)
         # Resolved: the copies of torch would lack the conjugation or the sign of a lazy view.
         return self._stager.stage(map_tensors(dict(state), _resolved))
 

@@ -94,7 +94,9 @@ class TrainerPlan:
         """
         arguments: dict[str, Any] = {}
         for key, value in self.init.items():
-            if key in ("model", "optimizer"):
+            if key == "model":
+                arguments[key] = _ModelMaker(value)
+            elif key == "optimizer":
                 arguments[key] = value.build
             elif key == "schedulers":
                 arguments[key] = [component.build for component in value]
@@ -104,6 +106,11 @@ class TrainerPlan:
                 arguments[key] = built
             else:
                 arguments[key] = value.build() if isinstance(value, Component) else value
+        if self.method is not None and METHODS[self.method].ckpt in self.call:
+            from modelzoo_trainer.core.checkpoint import Checkpoint  # imports torch
+
+            checkpoint = arguments.setdefault("checkpoint", Checkpoint())
+            checkpoint.first = self.call[METHODS[self.method].ckpt]
         # CheckLoss is among the file's default callbacks, unless the file removes it.
         trainer = self.trainer(**arguments, check_loss=False)
         trainer.is_from_file = True
@@ -134,6 +141,17 @@ class TrainerPlan:
         if self.method == "predict":
             call["output_dir"] = call.get("output_dir") or trainer.model_dir / "predictions"
         getattr(trainer, self.method)(**call)
+
+
+class _ModelMaker:
+    """Returns a model; `makes`: its class."""
+
+    def __init__(self, component: Any) -> None:
+        self._component = component
+        self.makes = getattr(component, "target", None)
+
+    def __call__(self) -> Any:
+        return self._component.build()
 
 
 def _dataloaders(value: Any) -> Any:

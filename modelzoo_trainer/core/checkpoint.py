@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -172,6 +172,8 @@ class Checkpoint(CoreCallback, Interceptable):
         self._parts: frozenset[str] = frozenset()  # of the last checkpoint, as it was read
         self._is_partial = False
         self._choice = CheckpointChoice()
+        self.first: Any = ...
+        """The `ckpt_path` of the first fit or validation, if it is known before set-up."""
 
     # ---- names
 
@@ -252,6 +254,18 @@ class Checkpoint(CoreCallback, Interceptable):
     def is_own(self) -> bool:
         """Whether the chosen checkpoint is the newest one of this run's folder."""
         return self._choice.is_own
+
+    def will_load(self, trainer: Trainer) -> bool:
+        """Return whether a fit or a validation is expected to load all weights. Collective."""
+        if self.disable_strict_checkpoint_loading or not trainer.backend.caps.holds_values:
+            return False
+        if self.first is not ...:
+            return self.first is not None
+        is_any = False
+        if self.autoload_last_checkpoint and trainer.backend.comm.is_main:
+            with suppress(CheckpointError):  # raised again when it is loaded
+                is_any = self.is_any_in(self.root(trainer))
+        return bool(trainer.backend.comm.broadcast_object(is_any))
 
     def choose(self, trainer: Trainer, ckpt_path: Any) -> Path | None:
         """Return the checkpoint of a `ckpt_path` argument, as `CheckpointChoice.choose`."""

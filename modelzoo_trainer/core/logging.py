@@ -18,6 +18,7 @@ from modelzoo_trainer.base.devices import BackendError, host_value
 from modelzoo_trainer.callback import CoreCallback, Loader, Metrics
 from modelzoo_trainer.core.parts.closures import active
 from modelzoo_trainer.core.parts.run_log import open_handlers
+from modelzoo_trainer.core.parts.start_times import StartTimes
 from modelzoo_trainer.core.summary import loaded_step_of
 from modelzoo_trainer.errors import ModelZooError, StopTraining
 
@@ -94,6 +95,8 @@ class Logging(CoreCallback):
         self._collected_late = False  # by deliveries of a batch, after it
         self._num_to_rehearse = 0
         self._failed: set[int] = set()
+        self.start_times: StartTimes | None = StartTimes()
+        """The phases until the first step; None after it."""
 
     @contextmanager
     def disabled(self, trainer: Trainer) -> Iterator[None]:
@@ -108,6 +111,18 @@ class Logging(CoreCallback):
     # ---- messages
 
     @override
+    def post_setup(self, trainer: Trainer) -> None:
+        if self.start_times is not None:
+            self.start_times.end_phase("set-up")
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if self.start_times is not None:
+            self.start_times.end_phase("checkpoint")
+
+    @override
     def on_enter_fit(
         self,
         trainer: Trainer,
@@ -116,6 +131,8 @@ class Logging(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
+        if self.start_times is not None:
+            self.start_times.skip()
         stack.enter_context(active(trainer))
         self.open_handlers(trainer, stack)
         self._failed.clear()
@@ -158,6 +175,8 @@ class Logging(CoreCallback):
                 self.deliver_all(trainer)
             except StopTraining as stop:  # of a logger
                 trainer.early_exit.request_stop(stop)
+        if self.start_times is not None:
+            self.start_times.end_phase("first batch")
         self.in_batch = self.of_batch = True
         self.step = self._collected_step = step = trainer.global_step + 1
         every = self.log_steps
@@ -182,6 +201,9 @@ class Logging(CoreCallback):
         if self.collected:
             self.deliver(trainer)
         self.of_batch = False
+        if self.start_times is not None:
+            self.start_times.report(trainer)
+            self.start_times = None
         if self._num_to_rehearse:
             is_second = self._num_to_rehearse == _REHEARSED - 1
             self._num_to_rehearse -= 1 + (is_second and self.is_log_window)

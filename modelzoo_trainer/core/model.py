@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -15,7 +16,9 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.base.constraints import Call
+from modelzoo_trainer.base.devices import shares_memory
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
+from modelzoo_trainer.checkpointing.lazy_tensors import LazyTensor
 from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
 from modelzoo_trainer.core.parts.model_call import ModelCalls
 from modelzoo_trainer.core.parts.shared_weights import with_shared
@@ -41,7 +44,9 @@ class ModelCallback(CoreCallback, Interceptable):
     """Own `trainer.model` and `trainer.compiled_model`, and how the model is called.
 
     Args:
-        model: A module, or a callable without arguments that returns one.
+        model: A module, or a callable without arguments that returns one. If it has an attribute
+            `makes`, a class with `reset_steps`, the model is built without values: these are drawn
+            where they belong, and only if no checkpoint will replace them.
         call_model: "batch", "kwargs" or "args"; None = by its signature, see `ModelCalls`.
 
     State: `model`, the state dict with the names of the uncompiled module.
@@ -62,12 +67,15 @@ class ModelCallback(CoreCallback, Interceptable):
         self.calls = ModelCalls(call_model)
         self._replaced: list[Callable[[], AbstractContextManager[None]]] = []
 
-    def change(self, change: Callable[[Module], Module]) -> None:
+    def change(self, change: Callable[[Module], Module], *, needs_values: bool = True) -> None:
         """Register a function that modifies the model when it is built; called in `pre_setup`.
 
-        `change` gets the model, and returns the model to use.
+        Args:
+            change: Gets the model, and returns the model to use.
+            needs_values: Whether it needs the values of weights, or makes new weights.
         """
-        self.model = partial(_changed, self.model, change)
+        makes = None if needs_values else getattr(self.model, "makes", None)
+        self.model = _Changed(self.model, change, makes)
 
     # ---- weights that are only used, not trained
 
@@ -104,17 +112,25 @@ class ModelCallback(CoreCallback, Interceptable):
 
     @override
     def setup(self, trainer: Trainer) -> None:
+        backend = trainer.backend
         if isinstance(self.model, Module):
             model = self.create_model()
         else:
-            with trainer.backend.building():
+            can_wait = hasattr(getattr(self.model, "makes", None), "reset_steps")
+            values = backend.initial_values
+            with backend.building(), values.left_out() if can_wait else nullcontext():
                 model = self.create_model()
         if not isinstance(model, Module):
             raise ConfigError(f"model: the callable returned {model!r}. Return a torch.nn.Module.")
         trainer.model = model
-        trainer.compiled_model = trainer.backend.prepare_model(model)
-        if getattr(model, "weights_folder", None) is not None:
+        loads_folder = getattr(model, "weights_folder", None) is not None
+        if loads_folder or trainer.checkpoint.will_load(trainer):
+            backend.initial_values.loaded = model.state_dict().keys()
+        trainer.compiled_model = backend.prepare_model(model)
+        if loads_folder:
             _load_folder(trainer, model)
+        if trainer.logging.start_times is not None:
+            trainer.logging.start_times.end_phase("model")
 
     @override
     def on_enter_fit(
@@ -152,13 +168,20 @@ class ModelCallback(CoreCallback, Interceptable):
         trainer.backend.comm.broadcast_buffers(trainer.model)
 
     @override
+    def on_before_load_checkpoint(self, trainer: Trainer, path: Path | None) -> None:
+        if path is None:
+            trainer.backend.initial_values.draw_rest()
+
+    @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        trainer.backend.initial_values.draw_rest()
         state = {uncompiled(name): value for name, value in trainer.model.state_dict().items()}
         state_dict["model"] = trainer.backend.state_view(state)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if "model" not in state_dict:
+            trainer.backend.initial_values.draw_rest()
             return
         strict = not trainer.checkpoint.disable_strict_checkpoint_loading
         own = trainer.model.state_dict()
@@ -192,7 +215,10 @@ def _load_folder(trainer: Trainer, model: Any) -> None:
 def _load(
     trainer: Trainer, found: Mapping[str, Any], own: Mapping[str, Any], *, strict: bool
 ) -> None:
-    """Copy entries into the model; `own`: its state."""
+    """Copy entries into the model; `own`: its state, whose entries may be among them."""
+    trainer.backend.initial_values.draw_rest(
+        [name for name in own if _is_own(found.get(name), own[name])]
+    )
     state = trainer.backend.for_loading(found, own)
     try:
         trainer.model.load_state_dict(state, strict=strict)
@@ -201,9 +227,24 @@ def _load(
         raise
 
 
-def _changed(given: Module | ModelFactory, change: Callable[[Module], Module]) -> Module:
-    model = given if isinstance(given, Module) else given()
-    return change(model) if isinstance(model, Module) else model  # `setup` raises
+def _is_own(found: Any, own: Any) -> bool:
+    """Return whether an entry to load is the model's own tensor."""
+    if isinstance(found, LazyTensor):
+        return False
+    return _is_sized(found) and _is_sized(own) and shares_memory(found, own)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """Makes a model and changes it; `makes`: the class, if it may be built without values."""
+
+    given: Module | ModelFactory
+    change: Callable[[Module], Module]
+    makes: Any
+
+    def __call__(self) -> Module:
+        model = self.given if isinstance(self.given, Module) else self.given()
+        return self.change(model) if isinstance(model, Module) else model  # `setup` raises
 
 
 def _renamed(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import logging
 import math
 import warnings
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
@@ -18,10 +19,12 @@ from modelzoo_trainer.base.constraints import PositiveFloat, PositiveInt, checke
 from modelzoo_trainer.base.devices import Backend
 from modelzoo_trainer.base.dtypes import HalfFloat, dtype_name
 from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
+from modelzoo_trainer.core.parts.float8 import Recipe, check_float8, with_float8
 from modelzoo_trainer.core.parts.step_check import StepCheck
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.core.model import ModelCallback
     from modelzoo_trainer.trainer import Trainer
 
 
@@ -31,6 +34,8 @@ class Precision(CoreCallback):
     _backend: Backend
     autocast: AbstractContextManager[Any] | None = None
     """The reusable context of the forward pass; None = none."""
+    dtype: torch.dtype | None = None
+    """The dtype that it computes in, where that is safe."""
     _check: StepCheck | None = None
 
     @override
@@ -109,11 +114,14 @@ class MixedPrecision(Precision):
         max_gradient_norm: Clip the total 2-norm of the gradients to this, > 0.
         max_gradient_value: Clip each element to [-value, value], > 0; excludes `max_gradient_norm`.
         log_loss_scale: Log `loss_scale`; None = if scaling is dynamic.
+        fp8: Multiply in float8 in the linear layers of the model's blocks, by a recipe of torchao:
+            "tensorwise", "rowwise" or "rowwise_with_gw_hp"; None = do not. Weights are unchanged.
 
     State: `grad_scaler`, if there is one.
 
     Raises:
-        ConfigError: If a value is out of range, or both kinds of clipping are given.
+        ConfigError: If a value is out of range, or both kinds of clipping are given; at set-up, if
+            `fp8` does not work here.
     """
 
     enabled: bool = True
@@ -127,6 +135,7 @@ class MixedPrecision(Precision):
     max_gradient_norm: PositiveFloat | None = None
     max_gradient_value: PositiveFloat | None = None
     log_loss_scale: bool | None = None
+    fp8: Recipe | None = None
 
     def __post_init__(self) -> None:
         if self.max_gradient_norm is not None and self.max_gradient_value is not None:
@@ -135,6 +144,10 @@ class MixedPrecision(Precision):
                 f"{self.max_gradient_norm} and {self.max_gradient_value}."
             )
         self.fp16_type: str = dtype_name(self.fp16_type)
+        if self.fp8 is not None and not (self.enabled and self.fp16_type == "bfloat16"):
+            raise ConfigError(
+                f"precision.fp8 is {self.fp8}; it requires enabled: true and fp16_type: bfloat16."
+            )
         factor = self.loss_scaling_factor
         if not isinstance(factor, str) and factor is not None:
             self.loss_scaling_factor = float(factor)  # may be a number of numpy or torch
@@ -177,7 +190,11 @@ class MixedPrecision(Precision):
                 stacklevel=2,
             )
             dtype = torch.bfloat16
-        self.autocast = trainer.backend.autocast(dtype)
+        self.autocast, self.dtype = trainer.backend.autocast(dtype), dtype
+        if self.fp8 is not None:
+            check_float8(caps.no_float8)
+            model: ModelCallback = trainer.callbacks["model"]
+            model.change(partial(with_float8, self.fp8), needs_values=False)
         if dtype in caps.needs_scaler:
             self.scaler = trainer.backend.grad_scaler(**self._scaler_options())
         elif self.loss_scaling_factor != 1.0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.nn import Module
@@ -15,6 +15,9 @@ from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.sharding import ShardedBatch
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.base.devices import Backend
 
 
 def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
@@ -29,6 +32,15 @@ def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
         made = loader()
     _require_batches(made, name)
     return made  # type: ignore[no-any-return]  # checked above
+
+
+def pin_in_thread(loader: Iterable[Batch], backend: Backend) -> None:
+    """Have a DataLoader with workers pin its batches, if they are copied from pinned memory.
+
+    It does so in a thread, while the trainer would in the main one.
+    """
+    if backend.caps.pins and isinstance(loader, DataLoader) and loader.num_workers:
+        loader.pin_memory = True
 
 
 def _refuse_module(loader: Any, name: str) -> None:

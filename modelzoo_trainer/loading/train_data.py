@@ -25,6 +25,7 @@ from modelzoo_trainer.loading.epochs import (
     exact_length,
     known_length,
     last_index,
+    pin_in_thread,
     resolve_loader,
 )
 from modelzoo_trainer.loading.position import (
@@ -73,6 +74,7 @@ class TrainData:
         self, given: Loader, limit: int | None, backend: Backend, name: str = _TRAINING
     ) -> None:
         self.loader: Iterable[Batch] = resolve_loader(given, name)
+        pin_in_thread(self.loader, backend)
         self.limit = limit
         self.limited_by = "loop.steps_per_epoch"
         """The setting of the limit, for messages."""
@@ -342,6 +344,7 @@ def validation_batches(
     Raises:
         ConfigError: If ranks cannot divide it.
     """
+    pin_in_thread(loader, backend)
     begun: Iterable[Batch] | StartedEpoch = loader
     if stream_sampler(loader) is not None:  # the same rows at any step, with any number of ranks
         number = 0

@@ -167,6 +167,29 @@ def test_the_guard_is_up_in_the_step_alone(
     assert sync_levels == expected
 
 
+def test_a_step_that_compiles_may_wait_and_the_next_one(sync_levels: list[int]) -> None:
+    backend = CudaBackend(guard="error")
+    compiled = torch.compile(torch.nn.Linear(3, 2), backend="aot_eager")
+    armed = []
+    for index in range(5):
+        with backend.step(index):
+            before = sync_levels[-1]
+            compiled(torch.ones(1 + index // 4, 3))
+            armed.append((before, sync_levels[-1]))
+    backend.close()
+    assert armed == [(2, 0), (0, 0), (2, 2), (2, 2), (2, 0)]
+
+
+def test_with_compile_the_first_step_may_wait(sync_levels: list[int]) -> None:
+    backend = CudaBackend(guard="error", compile=True)
+    levels = []
+    for index in range(2):
+        with backend.step(index):
+            levels.append(sync_levels[-1])
+    backend.close()
+    assert levels == [0, 2]
+
+
 def test_the_guard_is_down_when_reads_are_delivered(sync_levels: list[int]) -> None:
     backend = CudaBackend(guard="error", lag=0)
     during: list[int] = []

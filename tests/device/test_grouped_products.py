@@ -189,3 +189,28 @@ def test_the_operators_keep_torch_s_rules() -> None:
     torch.library.opcheck(
         torch.ops.modelzoo_trainer.moved_rows, (rows, places, places.argsort(), 1)
     )
+
+
+@pytest.mark.skipif(not HAS_KERNEL, reason="this torch has no grouped_mm")
+@pytest.mark.parametrize(
+    ("capability", "dtype", "inputs", "is_kernel"),
+    [
+        ((9, 0), torch.bfloat16, 16, True),
+        ((10, 0), torch.bfloat16, 16, True),
+        ((8, 0), torch.bfloat16, 16, False),
+        ((12, 0), torch.bfloat16, 16, False),
+        ((9, 0), torch.float16, 16, False),
+        ((9, 0), torch.bfloat16, 12, False),
+    ],
+)
+def test_grouped_mm_is_used_on_cuda_where_it_reads_no_size_on_the_host(
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    inputs: int,
+    is_kernel: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with FakeTensorMode():
+        rows = torch.empty(32, inputs, dtype=dtype, device="cuda")
+    assert grouped_products._has_kernel(rows, (inputs, 24)) == is_kernel

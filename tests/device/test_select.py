@@ -134,7 +134,7 @@ def test_what_torch_does_not_know_is_refused_before_the_first_step(field: str, s
 
 
 def test_an_unknown_compile_target_is_refused() -> None:
-    with pytest.raises(BackendError, match=r"target: .*'model' or 'blocks'.*'layers'"):
+    with pytest.raises(BackendError, match=r"target: .*'model', 'blocks' or None.*'layers'"):
         make_backend("cpu", {"compile": "layers"})
 
 

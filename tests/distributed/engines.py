@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from backends.cpu import CpuBackend
+from backends.deferred_init import materialize
 from backends.parallel.apply import accumulating, make_mesh, make_mesh_of_rows, parallelize
 from backends.parallel.config import ParallelSettings
 from backends.parallel.context import split_rows
@@ -143,7 +145,8 @@ def spread(
     rows = make_mesh_of_rows(sizes, "cpu")
     if rows is not None:
         split_rows(model, rows)
-    module = parallelize(model, settings, sizes, mesh, CPU, compile)
+    initialize = partial(materialize, device=CPU)
+    module = parallelize(model, settings, sizes, mesh, CPU, compile, initialize)
     return module, (dist.get_rank() // sizes.ranks_per_data_shard, sizes.num_data_shards)
 
 

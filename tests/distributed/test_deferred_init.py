@@ -1,7 +1,8 @@
-"""Weights that are drawn after the model was shared out."""
+"""Weights that are drawn after the model was shared out, or are loaded."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from backends.deferred_init import materialize
 from backends.errors import BackendError
 from modelzoo_trainer.zoo.models.decoder import Decoder
 from modelzoo_trainer.zoo.models.decoder_names import Gpt2, GptJ
+from tests.core.test_initial_values import BATCH, trainer_in
 from tests.distributed.engines import CPU, spread, whole
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_tensor_parallel import SETTINGS
+from tests.zoo.models.drawn_alike import check_drawn_alike
 from tests.zoo.models.llama_settings import LLAMA
 
 META = {"parallel": {"shard": -1}, "sharding": {"meta_init": True}}
@@ -55,13 +58,16 @@ def draw(
     ],
     ids=["sharded", "uneven", "copies", "split", "split, sharded", "parallel layers"],
 )
-def test_a_decoder_starts_as_if_it_were_built_on_one_host(
+def test_a_decoder_starts_the_same_on_any_number_of_processes(
     num: int, kind: type[Decoder], changes: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    built = make(kind, changes, "cpu")
-    expected = values(built), torch.rand(()).item(), built.share_embedding_weights
+    alone = make(kind, changes, "meta")
+    torch.manual_seed(3)
+    materialize(alone, CPU)
+    expected = values(alone), torch.rand(()).item(), alone.share_embedding_weights
 
     assert run_ranks(num, draw, kind, changes, options) == [expected] * num
+    check_drawn_alike(alone, make(kind, changes, "cpu"))
 
 
 class Usual(nn.Module):
@@ -93,8 +99,11 @@ def draw_usual(rank: int) -> dict[str, list[float]]:
 @pytest.mark.slow
 def test_modules_are_reset_in_the_order_of_their_constructors() -> None:
     torch.manual_seed(0)
-    expected = values(Usual())
-    assert run_ranks(2, draw_usual) == [expected] * 2
+    with torch.device("meta"):
+        alone = Usual()
+    materialize(alone, CPU)
+    assert run_ranks(2, draw_usual) == [values(alone)] * 2
+    check_drawn_alike(alone, Usual())
 
 
 class Silent(nn.Module):
@@ -120,3 +129,41 @@ def test_a_tensor_that_is_neither_parameter_nor_buffer_is_named() -> None:
         model.mask = torch.ones(2)
     with pytest.raises(BackendError, match="mask is a tensor, but neither"):
         materialize(model, CPU)
+
+
+def start(rank: int, folder: Path, backend: dict[str, Any], num_steps: int) -> tuple[Any, ...]:
+    """Train to a step, and return how many numbers were drawn, and the weights."""
+    options = {"backend": {"timeout": 60, **backend}}
+    with trainer_in(folder, max(num_steps, 1), **options) as trainer:
+        drawn = trainer.backend.initial_values.num_drawn
+        if num_steps:
+            trainer.fit([BATCH])
+        return drawn, values(trainer.model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend",
+    [{}, {"parallel": {"shard": -1}}, {"parallel": {"tensor": 2}}],
+    ids=["copies", "sharded", "split"],
+)
+def test_processes_draw_their_parts_and_nothing_in_a_restart(
+    backend: dict[str, Any], tmp_path: Path
+) -> None:
+    with trainer_in(tmp_path / "one") as trainer:
+        num_numbers = sum(param.numel() for param in trainer.model.parameters())
+        expected = values(trainer.model)
+        norms = [m for m in trainer.model.modules() if isinstance(m, nn.RMSNorm)]
+        num_on_both = {
+            "shard": 0,
+            "tensor": sum(m.weight.numel() for m in norms),
+            None: num_numbers,
+        }
+    whole = run_ranks(2, start, tmp_path / "whole", backend, 4)
+    first = run_ranks(2, start, tmp_path / "run", backend, 2)
+    second = run_ranks(2, start, tmp_path / "run", backend, 4)
+    assert [drawn for drawn, _ in second] == [0, 0]
+    assert [found for _, found in second] == [found for _, found in whole]
+    on_both = num_on_both[next(iter(backend.get("parallel", {})), None)]
+    assert sum(drawn for drawn, _ in first) == num_numbers + on_both
+    assert run_ranks(2, start, tmp_path / "none", backend, 0)[0][1] == expected

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 
+from modelzoo_trainer.base.devices import faster_than
 from modelzoo_trainer.core.parts.watched_metrics import watch_hints
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.preview import schedule_hints, unused_rate_hint
@@ -25,7 +29,19 @@ _DEFAULT_RATE = 1e-3  # of the optimizers of this package
 
 def hints_of(trainer: Trainer, val_dataloader: Any) -> tuple[str, ...]:
     """Return the hints about a fit, as `modelzoo-trainer check` prints them."""
-    return (*_of_schedules(trainer), *watch_hints(trainer, val_dataloader))
+    faster = faster_than(trainer.backend, product_dtype(trainer))
+    of_speed = (faster,) if faster else ()
+    return (*of_speed, *_of_schedules(trainer), *watch_hints(trainer, val_dataloader))
+
+
+def product_dtype(trainer: Trainer) -> torch.dtype:
+    """Return the dtype of most matrix products of a model."""
+    if trainer.precision.dtype is not None:
+        return trainer.precision.dtype
+    sizes: Counter[torch.dtype] = Counter()
+    for param in trainer.model.parameters():
+        sizes[param.dtype] += 0 if is_lazy(param) else param.numel()
+    return max(sizes, key=sizes.__getitem__, default=torch.float32)
 
 
 def _of_schedules(trainer: Trainer) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from modelzoo_trainer.base.devices import speed_of
 from modelzoo_trainer.base.shown_path import shown_path
 from modelzoo_trainer.checkpointing.stores.mirror import located
 from modelzoo_trainer.core.parts.results import RunResult, count_parameters
 from modelzoo_trainer.core.parts.results_log import number
-from modelzoo_trainer.core.parts.run_hints import hints_of
+from modelzoo_trainer.core.parts.run_hints import hints_of, product_dtype
 from modelzoo_trainer.loggers.console.bar import duration
 from modelzoo_trainer.loggers.console.display import rate
 from modelzoo_trainer.loggers.console.harmless import known
@@ -34,6 +35,7 @@ _MOST_ROWS: Final = 8
 def start_block(trainer: Trainer, val_dataloader: Any) -> str:
     """Return the summary before a fit, without rows that fail."""
     rows: dict[str, Callable[[], str]] = {
+        "speed": lambda: speed_of(trainer.backend, product_dtype(trainer)),
         "data": lambda: _data(trainer),
         "length": lambda: _length(trainer),
         "validation": lambda: _validation(trainer, val_dataloader),

@@ -192,6 +192,8 @@ def _ray(job: Job) -> str:
         {
             "ARGUMENTS": [f"{_python(word)}," for word in job.words],
             "WORKERS": str(job.nodes * job.processes),
+            # NCCL alone, Ray's default on GPUs, does not send tensors in host memory.
+            "BACKEND": json.dumps("cpu:gloo,cuda:nccl" if job.gpus else "gloo"),
             "GPUS": str(bool(job.gpus)),
             "RESOURCES": json.dumps(resources),
             "NAME": _python(job.name),

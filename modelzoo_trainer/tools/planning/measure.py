@@ -238,7 +238,9 @@ class _Run:
             with TemporaryDirectory() as folder:
                 own, on_host = _without_side_effects(self._plan, folder)
                 tracker = MemoryTracker(self._mode, on_host=on_host)
-                own.init["model"] = _Model(partial(self._build, own.init["model"], tracker))
+                given = own.init["model"]
+                build = partial(self._build, given, tracker)
+                own.init["model"] = _Model(build, getattr(given, "target", None))
                 with _measured(self._mode, tracker):
                     trainer = own.build()
                 trainer.interruptions.leave_signals()  # there is nothing to save
@@ -297,10 +299,11 @@ class _Run:
 
 
 class _Model:
-    """A component that is built by a function."""
+    """A component that is built by a function; `target`: its class."""
 
-    def __init__(self, build: Callable[[], Module]) -> None:
+    def __init__(self, build: Callable[[], Module], target: Any) -> None:
         self.build = build
+        self.target = target
 
 
 def _without_side_effects(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, bool]:

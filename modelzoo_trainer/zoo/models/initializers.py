@@ -8,12 +8,13 @@ from typing import Any, Final
 from torch import Tensor
 from torch.nn import init
 
+from modelzoo_trainer.base.devices import truncated_normal_
 from modelzoo_trainer.errors import ConfigError, suggest
 
 InitializerSetting = str | dict[str, Any]
 """`truncated_normal`, or `{name: truncated_normal, std: 0.02, ...}`."""
 
-_FUNCTIONS: Final[Mapping[str, tuple[Callable[..., Tensor], Mapping[str, Any]]]] = MappingProxyType(
+_FUNCTIONS: Final[Mapping[str, tuple[Callable[..., object], Mapping[str, Any]]]] = MappingProxyType(
     {
         "constant": (init.constant_, {"val": 0.0}),
         "zeros": (init.zeros_, {}),
@@ -21,7 +22,7 @@ _FUNCTIONS: Final[Mapping[str, tuple[Callable[..., Tensor], Mapping[str, Any]]]]
         "uniform": (init.uniform_, {"a": -0.05, "b": 0.05}),
         "normal": (init.normal_, {"mean": 0.0, "std": 0.05}),
         "truncated_normal": (
-            init.trunc_normal_,
+            truncated_normal_,
             {"mean": 0.0, "std": 0.05, "a": None, "b": None},
         ),
         "xavier_normal": (init.xavier_normal_, {"gain": 1.0}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -75,7 +76,7 @@ def test_the_options_of_fit_are_in_each_job(
     found: list[str] = []
     if launcher == "ray":
         called: list[Any] = []
-        body = text[text.index("worker(\n") : text.index("    scaling_config")].rstrip(" \n,")
+        body = text[text.index("worker(\n") : text.index("    torch_config")].rstrip(" \n,")
         eval(body, {"worker": lambda *words: called.extend(words)})
         found = called
     elif launcher == "kubernetes":
@@ -104,6 +105,36 @@ def test_a_process_has_a_gpu_if_the_run_uses_them(
     text = printed(capsys, "--on", "kubernetes", *options, "params.yaml")
     container = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"].get("limits", {}).get("nvidia.com/gpu", 0) == gpus
+
+
+@pytest.mark.parametrize(
+    ("device", "words", "backend"),
+    [
+        ("cpu", [], "gloo"),
+        ("gpu", [], "cpu:gloo,cuda:nccl"),
+        ("auto", [], "cpu:gloo,cuda:nccl"),
+        ("cpu", ["--gpus", "4"], "cpu:gloo,cuda:nccl"),
+    ],
+)
+def test_ray_starts_process_groups_for_tensors_of_host_and_device(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    device: str,
+    words: list[str],
+    backend: str,
+) -> None:
+    Path("params.yaml").write_text(FILE.format(device=device), encoding="utf-8")
+    text = printed(capsys, "--on", "ray", *LAUNCHERS["ray"], *words, "params.yaml")
+    assert f'    torch_config=TorchConfig(backend="{backend}"),\n' in text
+
+
+@pytest.mark.parametrize("launcher", sorted(LAUNCHERS.keys() - {"ray"}))
+def test_other_launchers_leave_process_groups_to_the_trainer(
+    folder: Path, capsys: pytest.CaptureFixture[str], launcher: str
+) -> None:
+    Path("params.yaml").write_text(FILE.format(device="gpu"), encoding="utf-8")
+    text = printed(capsys, "--on", launcher, *LAUNCHERS[launcher], "params.yaml")
+    assert re.findall("(?i)gloo|(?<!_)nccl", text) == []
 
 
 def test_the_environment_of_this_python_is_activated(

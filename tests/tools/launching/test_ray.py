@@ -97,9 +97,10 @@ def hold_at(step):
     return held
 
 
-def fit(run_worker, num_workers=2, **scaling):
+def fit(run_worker, num_workers=2, torch_config=None, **scaling):
     trainer = TorchTrainer(
         run_worker,
+        torch_config=torch_config,
         scaling_config=ScalingConfig(num_workers=num_workers, **scaling),
         run_config=RunConfig(
             name="test", storage_path=os.path.abspath("ray"),
@@ -190,6 +191,53 @@ ray.shutdown()
 cluster.shutdown()
 """
 
+DEVICES_ONLY = """
+from dataclasses import dataclass
+
+from ray.train.torch import TorchConfig
+from ray.train.torch.config import _TorchBackend
+
+from tests.virtual_backend import add_device
+from tests.virtual_group import ENGINE, install_group
+
+
+def prepare_worker():
+    add_device()
+    install_group(takes_host=False)
+
+
+class OfDevice(_TorchBackend):
+    def on_start(self, worker_group, backend_config):
+        worker_group.execute(prepare_worker)
+        super().on_start(worker_group, backend_config)
+
+
+@dataclass
+class DeviceConfig(TorchConfig):
+    @property
+    def backend_cls(self):
+        return OfDevice
+
+
+def run_and_count(config):
+    from tests.virtual_group import sent  # of the worker, not of this process
+
+    code = inner(config)
+    rank = ray.train.get_context().get_world_rank()
+    (run / f"sent_{rank}").write_text(json.dumps(sent))
+    return code
+
+
+add_device()
+inner = worker("params.yaml", device="virtual", set={"init.backend": @SHARDED@})
+ray.init("local", num_cpus=2, include_dashboard=False, **LIGHT)
+fit(run_and_count, torch_config=DeviceConfig(backend=ENGINE))
+ray.shutdown()
+"""
+SHARDED = {"parallel": {"shard": -1}, "sharding": {"meta_init": True}}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TORCHRUN += ["-m", "modelzoo_trainer", "fit", "params.yaml"]
+
 Record: TypeAlias = "Callable[[str, object], None]"
 
 FASTER = {
@@ -250,9 +298,7 @@ def test_a_killed_worker_resumes_and_ends_with_the_weights_of_torchrun(
     theirs.mkdir()
     result, output = run_driver(ours, KILL)
     prepare(theirs)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=2", "-m", "modelzoo_trainer", "fit", "params.yaml"]
-    subprocess.run(command, cwd=theirs, env=environment(), check=True, timeout=600)
+    subprocess.run(TORCHRUN, cwd=theirs, env=environment(), check=True, timeout=600)
 
     assert (ours / "run" / "sizes").read_text(encoding="utf-8").split() == ["2", "2"]
     shards = digests(ours / "run" / "checkpoint_300")
@@ -303,3 +349,22 @@ def test_a_node_that_is_about_to_be_taken_away_causes_a_checkpoint(
     (on_notice,) = steps - {1000, 2000, 3000}
     assert on_notice % 50 == 0  # log_steps
     assert output.count("Ray is about to take a node away") == 1
+
+
+def test_a_group_that_refuses_tensors_of_the_host_trains_a_sharded_model(tmp_path: Path) -> None:
+    """Like NCCL alone, Ray's default on GPUs."""
+    theirs = tmp_path / "on_cpu"
+    theirs.mkdir()
+    prepare(theirs)
+    command = [*TORCHRUN, "--set", f"init.backend={json.dumps(SHARDED)}"]
+    subprocess.run(command, cwd=theirs, env=environment(), check=True, timeout=600)
+    lines = (theirs / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    [expected] = [one["validate_0/loss"] for one in found if "validate_0/loss" in one]
+
+    result, _ = run_driver(tmp_path, DEVICES_ONLY.replace("@SHARDED@", repr(SHARDED)))
+    assert result["value"] == 0
+    assert result["metrics"]["validate_0/loss"] == pytest.approx(expected, rel=1e-4)
+    for rank in range(2):
+        sent = json.loads((tmp_path / "run" / f"sent_{rank}").read_text(encoding="utf-8"))
+        assert sum(sent.values()) > 300  # at least one for each step

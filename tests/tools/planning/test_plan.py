@@ -482,6 +482,7 @@ def test_a_plan_names_the_length_that_processes_cannot_split(file: Path) -> None
 LAYERS = "init.model.num_hidden_layers=9"
 FULL = "init.backend.activation_checkpointing=full"
 META = "init.backend.sharding={meta_init: true}"
+FROM_HOST = "init.backend.sharding={meta_init: false}"
 WINDOWS = (
     "init.model.attention_sliding_window_length=4",
     "init.model.sliding_window_every_other_decoder_layer=true",
@@ -518,7 +519,9 @@ def test_figures_of_few_layers_are_those_of_all(file: Path, kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("kind", "num"), [((META, MOE), 1), ((META, *WINDOWS), 1), ((), 4)])
+@pytest.mark.parametrize(
+    ("kind", "num"), [((META, MOE), 1), ((META, *WINDOWS), 1), ((FROM_HOST,), 4)]
+)
 def test_a_model_on_meta_is_built_once_for_all_measurements(
     file: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, ...], num: int
 ) -> None:

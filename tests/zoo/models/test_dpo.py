@@ -18,6 +18,7 @@ from modelzoo_trainer.optim import AdamW
 from modelzoo_trainer.optim.param_groups import make_param_groups
 from modelzoo_trainer.zoo.models.dpo import Dpo, DpoSettings, preference_loss
 from modelzoo_trainer.zoo.models.registry import model_class
+from tests.zoo.models.drawn_alike import check_drawn_alike
 
 VOCAB, LENGTH = 20, 6
 DECODER: dict[str, Any] = {
@@ -163,8 +164,11 @@ def test_a_model_that_is_built_without_memory_copies_its_policy_last(share: bool
     with torch.device("meta"):
         model = Dpo(policy_model=given)
     materialize(model, torch.device("cpu"))
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=0)
+    check_drawn_alike(model, expected)
+    assert model.ref_model is not None
+    own, reference = model.policy_model.state_dict(), model.ref_model.state_dict()
+    for name, value in own.items():
+        torch.testing.assert_close(value, reference[name], rtol=0, atol=0)
     again = make().reset_parameters
     again()
 
