@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from types import SimpleNamespace
@@ -224,6 +225,19 @@ def open_deterministic() -> None:
 def test_deterministic_sets_cublas_workspace_before_cuda_starts(no_workspace: Any) -> None:
     open_deterministic()
     assert os.environ[WORKSPACE] == ":4096:8"
+
+
+def test_with_several_processes_it_is_set_before_these_meet(no_workspace: Any) -> None:
+    at_meeting: list[str | None] = []
+    module = importlib.import_module("backends.parallel.backend")
+    no_workspace.setattr(CudaBackend, "is_available", staticmethod(lambda kind=None: True))
+    no_workspace.setattr(module, "join", lambda: at_meeting.append(os.environ.get(WORKSPACE)))
+    given = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "::1", "MASTER_PORT": 29}
+    for name, value in given.items():
+        no_workspace.setenv(name, str(value))
+    with pytest.raises(BackendError):  # there is no other process
+        make_backend("cuda", {"deterministic": True}).open()
+    assert at_meeting == [":4096:8"]
 
 
 def test_deterministic_keeps_a_workspace_that_fits(no_workspace: Any) -> None:

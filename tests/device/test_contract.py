@@ -16,6 +16,7 @@ from backends import Backend, BackendError, BackendUnavailable, Comm, Stream, ma
 from backends.cpu import CpuBackend
 
 Make = Callable[..., Backend]
+SETTINGS: Any = torch.utils.deterministic
 
 
 def mask(backend: Backend, index: int, stream: Stream = Stream.TRAIN) -> list[float]:
@@ -55,6 +56,13 @@ def test_close_undoes_the_switches_of_the_process(kind: str, open_backend: Make)
     assert during == ("medium", True)
     assert torch.get_float32_matmul_precision() == before
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_deterministic_does_not_fill_new_tensors(kind: str, open_backend: Make) -> None:
+    backend = open_backend(kind, deterministic=True)
+    assert not SETTINGS.fill_uninitialized_memory
+    backend.close()
+    assert SETTINGS.fill_uninitialized_memory
 
 
 def test_open_twice_and_close_leaves_the_process_as_it_was(kind: str, open_backend: Make) -> None:
