@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         num_buckets,
     )
     from .peak_rates import device_name, peak_flops
-    from .placement import map_tensors, shares_memory
+    from .placement import map_tensors
     from .process_settings import (
         held_switches,
         hold_switches,
@@ -109,7 +109,7 @@ _HOMES = {
         "switch_names",
         "switch_problem",
     ),
-    "placement": ("map_tensors", "shares_memory"),
+    "placement": ("map_tensors",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -165,7 +165,6 @@ __all__ = [
     "num_buckets",
     "peak_flops",
     "refuse_second_derivatives",
-    "shares_memory",
     "speed_of",
     "step_seed",
     "switch_names",

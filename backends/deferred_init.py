@@ -51,7 +51,7 @@ def materialize(
         device: Where the model is allocated.
         loaded: Names of parameters and buffers that are loaded next. If they are floating-point,
             they are filled with NaN; `Initialization.finish` initializes them if they are not
-            loaded.
+            loaded. The same on all ranks.
 
     Returns:
         What was done; None if no tensor was on `meta`.
@@ -88,13 +88,13 @@ class Initialization:
         self._names = {id(tensor): name for name, tensor in self._named.items()}
         self._skipped: set[int] = set()  # ids of tensors that are left as they are
         self._written: set[int] = set()
-        self._waiting: dict[str, int] = {}  # names with the version of the NaN
+        self._waiting: set[str] = set()  # names, the same on all ranks
         self._recorded: dict[int, list[Any]] = {}  # what is still to be repeated, by id
         self._part_of = cache(_part)  # layers repeat, and torch makes an index of all rows
         for name, tensor in self._named.items():
             if name in loaded and tensor.is_floating_point():
-                own = _own(tensor).detach().fill_(torch.nan)
-                self._waiting[name] = own._version
+                _own(tensor).detach().fill_(torch.nan)
+                self._waiting.add(name)
                 self._skipped.add(id(tensor))
         self._written |= self._skipped
 
@@ -110,21 +110,23 @@ class Initialization:
             self._repeat(self._named.values())
         _check_written(self._model, self._written)
 
-    def finish(self, names: Collection[str] | None = None) -> None:
-        """Initialize tensors that were to be loaded, and have no values yet. Collective.
+    def note_loaded(self, names: Collection[str]) -> None:
+        """Note that tensors were loaded."""
+        self._waiting.difference_update(names)
 
-        They get the values that they would have got at once.
+    def finish(self, names: Collection[str] | None = None) -> None:
+        """Initialize tensors that were to be loaded and were not. Collective.
+
+        They get the values that they would have got at once, except copies of a loaded tensor.
 
         Args:
-            names: Of these tensors; None = of all.
+            names: Of these tensors; None = of all. The same on all ranks.
         """
-        found = {
-            id(self._named[name])
-            for name, version in self._waiting.items()
-            if (names is None or name in names) and _is_waiting(self._named[name], version)
-        }
-        if not found:
+        chosen = self._waiting if names is None else self._waiting.intersection(names)
+        if not chosen:
             return
+        self._waiting = self._waiting - chosen
+        found = {id(self._named[name]) for name in chosen}
         self._skipped = {id(tensor) for tensor in self._named.values()} - found
         self._written -= found
         self.run()
@@ -198,12 +200,6 @@ class Initialization:
         self._written.add(id(target))
         if isinstance(target, Parameter):
             self.num_drawn += _own(target).numel()
-
-
-def _is_waiting(tensor: Tensor, version: int) -> bool:
-    """Return whether a tensor is still filled with NaN."""
-    own = _own(tensor).detach()
-    return own._version == version and (not own.numel() or bool(own.flatten()[0].isnan()))
 
 
 def _steps(model: Module) -> Iterator[Step]:

@@ -20,7 +20,7 @@ class InitialValues:
 
     def __init__(self) -> None:
         self.loaded: Collection[str] = ()
-        """Names of parameters and buffers that are loaded next, and not drawn."""
+        """Names of parameters and buffers that are loaded before anything reads them: not drawn."""
         self.can_wait = True
         """Whether a model may be built without values."""
         self._done: Initialization | None = None
@@ -48,11 +48,16 @@ class InitialValues:
 
             self._done = materialize(model, device, self.loaded)
 
+    def note_loaded(self, names: Collection[str]) -> None:
+        """Note that parameters and buffers were loaded. The same on all ranks."""
+        if self._done is not None:
+            self._done.note_loaded(names)
+
     def draw_rest(self, names: Collection[str] | None = None) -> None:
-        """Initialize what was to be loaded and has no values yet. Collective.
+        """Initialize what was to be loaded and was not. Collective.
 
         Args:
-            names: Of these parameters and buffers; None = of all.
+            names: Of these parameters and buffers; None = of all. The same on all ranks.
         """
         if self._done is not None:
             self._done.finish(names)

@@ -58,12 +58,6 @@ def has_no_values(model: Module) -> bool:
     return any(tensor.is_meta and not is_lazy(tensor) for tensor in tensors)
 
 
-def shares_memory(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors, or the shards of them here, begin at the same address."""
-    first, second = (getattr(tensor, "_local_tensor", tensor) for tensor in (one, other))
-    return bool(first.data_ptr() == second.data_ptr() != 0)
-
-
 def move_model(model: Module, device: torch.device) -> None:
     """Move a model in place; parameters that several modules share stay shared.
 

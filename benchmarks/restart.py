@@ -59,6 +59,16 @@ class Maker:
         return Llama(**SETTINGS, num_hidden_layers=self.num_layers)
 
 
+class AdamMaker:
+    """Makes the optimizer, as a configuration file does."""
+
+    makes = torch.optim.AdamW
+
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return a new optimizer."""
+        return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
 class FirstStep(Callback):
     """Notes when the first step begins."""
 
@@ -78,15 +88,17 @@ def run(rank: int, folder: Path, num_layers: int, what: str) -> tuple[float, int
     tokens = torch.arange(2 * LENGTH).reshape(2, LENGTH)
     batches = [{"input_ids": tokens, "labels": tokens}] * 4
     first = FirstStep()
+    checkpoint = Checkpoint(save_final_checkpoint=what == "new run")
+    checkpoint.expected = ...  # a fit or a load follows at once, as in a run of a file
     begin = time.perf_counter()
     trainer = Trainer(
         device="cpu",
         backend={"parallel": {"shard": -1}},
         model_dir=folder,
         model=Maker(num_layers),
-        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4),
+        optimizer=AdamMaker(),
         loop=TrainingLoop(max_steps=1 if what == "new run" else 2, eval_frequency=None),
-        checkpoint=Checkpoint(save_final_checkpoint=what == "new run"),
+        checkpoint=checkpoint,
         callbacks=[first],
         progress="none",
         seed=1,

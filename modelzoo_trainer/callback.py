@@ -80,6 +80,13 @@ class Callback:
     without the logits of all tokens. Outputs that a model always returns need not be named.
     """
 
+    reads_weights_early: bool = False
+    """Whether hooks that run before a checkpoint is loaded, such as `setup`, read weights.
+
+    A class outside this package that has such a hook is assumed to, unless it sets this to False
+    itself. If no callback does, a resuming run of a file draws no initial values.
+    """
+
     needs_trainer: bool = False
     """Whether the callback requires a `Trainer`; `Hooks` refuses it in a custom loop."""
 

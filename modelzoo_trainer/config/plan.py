@@ -94,10 +94,8 @@ class TrainerPlan:
         """
         arguments: dict[str, Any] = {}
         for key, value in self.init.items():
-            if key == "model":
-                arguments[key] = _ModelMaker(value)
-            elif key == "optimizer":
-                arguments[key] = value.build
+            if key in ("model", "optimizer"):
+                arguments[key] = _Maker(value)
             elif key == "schedulers":
                 arguments[key] = [component.build for component in value]
             elif key in self.defaults:
@@ -106,11 +104,12 @@ class TrainerPlan:
                 arguments[key] = built
             else:
                 arguments[key] = value.build() if isinstance(value, Component) else value
-        if self.method is not None and METHODS[self.method].ckpt in self.call:
+        if self.method is not None and METHODS[self.method].ckpt == "ckpt_path":
             from modelzoo_trainer.core.checkpoint import Checkpoint  # imports torch
 
             checkpoint = arguments.setdefault("checkpoint", Checkpoint())
-            checkpoint.first = self.call[METHODS[self.method].ckpt]
+            if checkpoint is not None:
+                checkpoint.expected = self.call.get("ckpt_path", ...)
         # CheckLoss is among the file's default callbacks, unless the file removes it.
         trainer = self.trainer(**arguments, check_loss=False)
         trainer.is_from_file = True
@@ -143,15 +142,15 @@ class TrainerPlan:
         getattr(trainer, self.method)(**call)
 
 
-class _ModelMaker:
-    """Returns a model; `makes`: its class."""
+class _Maker:
+    """Builds a component; `makes`: its class."""
 
     def __init__(self, component: Any) -> None:
         self._component = component
         self.makes = getattr(component, "target", None)
 
-    def __call__(self) -> Any:
-        return self._component.build()
+    def __call__(self, *args: Any) -> Any:
+        return self._component.build(*args)
 
 
 def _dataloaders(value: Any) -> Any:

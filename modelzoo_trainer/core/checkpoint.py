@@ -172,8 +172,8 @@ class Checkpoint(CoreCallback, Interceptable):
         self._parts: frozenset[str] = frozenset()  # of the last checkpoint, as it was read
         self._is_partial = False
         self._choice = CheckpointChoice()
-        self.first: Any = ...
-        """The `ckpt_path` of the first fit or validation, if it is known before set-up."""
+        self.expected: Any = None
+        """The `ckpt_path` of a fit that follows set-up at once, as in a run of a file."""
 
     # ---- names
 
@@ -256,13 +256,15 @@ class Checkpoint(CoreCallback, Interceptable):
         return self._choice.is_own
 
     def will_load(self, trainer: Trainer) -> bool:
-        """Return whether a fit or a validation is expected to load all weights. Collective."""
+        """Return whether the method that follows set-up will load all weights. Collective."""
         if self.disable_strict_checkpoint_loading or not trainer.backend.caps.holds_values:
             return False
-        if self.first is not ...:
-            return self.first is not None
+        if self.expected is None or (self.expected is ... and not self.autoload_last_checkpoint):
+            return False
+        if self.expected not in (..., "last", "best"):
+            return True
         is_any = False
-        if self.autoload_last_checkpoint and trainer.backend.comm.is_main:
+        if trainer.backend.comm.is_main:
             with suppress(CheckpointError):  # raised again when it is loaded
                 is_any = self.is_any_in(self.root(trainer))
         return bool(trainer.backend.comm.broadcast_object(is_any))

@@ -16,13 +16,12 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.base.constraints import Call
-from modelzoo_trainer.base.devices import shares_memory
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
-from modelzoo_trainer.checkpointing.lazy_tensors import LazyTensor
 from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
 from modelzoo_trainer.core.parts.model_call import ModelCalls
 from modelzoo_trainer.core.parts.shared_weights import with_shared
 from modelzoo_trainer.core.parts.training_mode import in_evaluation_mode, set_training_mode
+from modelzoo_trainer.core.parts.unread_weights import are_loaded_unread, builds_without_values
 from modelzoo_trainer.errors import (
     OF_ANOTHER_RUN,
     ONLY_WHAT_FITS,
@@ -45,8 +44,8 @@ class ModelCallback(CoreCallback, Interceptable):
 
     Args:
         model: A module, or a callable without arguments that returns one. If it has an attribute
-            `makes`, a class with `reset_steps`, the model is built without values: these are drawn
-            where they belong, and only if no checkpoint will replace them.
+            `makes`, a class of this package with `builds_without_values`, initial values are drawn
+            where they belong: by each rank for its shards, on the device.
         call_model: "batch", "kwargs" or "args"; None = by its signature, see `ModelCalls`.
 
     State: `model`, the state dict with the names of the uncompiled module.
@@ -116,18 +115,17 @@ class ModelCallback(CoreCallback, Interceptable):
         if isinstance(self.model, Module):
             model = self.create_model()
         else:
-            can_wait = hasattr(getattr(self.model, "makes", None), "reset_steps")
+            can_wait = builds_without_values(self)
             values = backend.initial_values
             with backend.building(), values.left_out() if can_wait else nullcontext():
                 model = self.create_model()
         if not isinstance(model, Module):
             raise ConfigError(f"model: the callable returned {model!r}. Return a torch.nn.Module.")
         trainer.model = model
-        loads_folder = getattr(model, "weights_folder", None) is not None
-        if loads_folder or trainer.checkpoint.will_load(trainer):
+        if trainer.checkpoint.will_load(trainer) and are_loaded_unread(trainer):
             backend.initial_values.loaded = model.state_dict().keys()
         trainer.compiled_model = backend.prepare_model(model)
-        if loads_folder:
+        if getattr(model, "weights_folder", None) is not None:
             _load_folder(trainer, model)
         if trainer.logging.start_times is not None:
             trainer.logging.start_times.end_phase("model")
@@ -216,22 +214,15 @@ def _load(
     trainer: Trainer, found: Mapping[str, Any], own: Mapping[str, Any], *, strict: bool
 ) -> None:
     """Copy entries into the model; `own`: its state, whose entries may be among them."""
-    trainer.backend.initial_values.draw_rest(
-        [name for name in own if _is_own(found.get(name), own[name])]
-    )
+    values = trainer.backend.initial_values
+    values.draw_rest([name for name in own if name not in found])
     state = trainer.backend.for_loading(found, own)
     try:
         trainer.model.load_state_dict(state, strict=strict)
     except RuntimeError:
         _raise_failure(state)
         raise
-
-
-def _is_own(found: Any, own: Any) -> bool:
-    """Return whether an entry to load is the model's own tensor."""
-    if isinstance(found, LazyTensor):
-        return False
-    return _is_sized(found) and _is_sized(own) and shares_memory(found, own)
+    values.note_loaded(found.keys())
 
 
 @dataclass(frozen=True, slots=True)

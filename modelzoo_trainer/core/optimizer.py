@@ -187,6 +187,12 @@ class OptimizerCallback(CoreCallback, Interceptable):
         """The optimizers by name; empty before set-up, and if the trainer only validates."""
         return {name: state.optimizer for name, state in self._states.items()}
 
+    @property
+    def factories(self) -> list[Any]:
+        """What was given: factories or instances; empty if the trainer only validates."""
+        given = self._optimizer
+        return list(given.values()) if isinstance(given, Mapping) else [given] if given else []
+
     @event("create-optimizer")
     def create_optimizer(self, model: Module) -> Any:
         """Return the given optimizer, or the result of the callable; a mapping if several."""

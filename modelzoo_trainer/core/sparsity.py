@@ -69,6 +69,7 @@ class Sparsity(CoreCallback):
         self.params: list[SparseParam] = []
         self._structure: ModelStructure | None = None
         self._has_reported_all = False
+        self.reads_weights_early = bool(self.algorithms)
         if not self.algorithms:
             self.idle_hooks = frozenset(
                 {

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
-from modelzoo_trainer.callbacks import LoadCheckpointStates
+from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop
+from modelzoo_trainer.callbacks import CheckLoss, KeepNCheckpoints, LoadCheckpointStates
 from modelzoo_trainer.checkpointing import load
+from modelzoo_trainer.loggers import JsonlLogger
 from modelzoo_trainer.zoo.models.decoder_names import Llama
 from tests.zoo.models.llama_settings import LLAMA
 
@@ -37,22 +38,36 @@ class Made:
         return Llama(**self.settings)
 
 
+class Adam:
+    """Makes an optimizer; `makes` says so, as in a run of a file."""
+
+    makes = torch.optim.AdamW
+
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
 BATCH = {
     "input_ids": torch.arange(16).reshape(2, 8) % 20,
     "labels": torch.arange(1, 17).reshape(2, 8) % 20,
 }
 
 
-def trainer_in(folder: Path, num_steps: int = 2, **options: Any) -> Trainer:
+def trainer_in(
+    folder: Path, num_steps: int = 2, *, fits_next: bool = True, **options: Any
+) -> Trainer:
+    """Return a trainer; `fits_next`: a fit follows at once, as in a run of a file."""
     given: dict[str, Any] = {
         "model": Made(),
         "device": "cpu",
         "seed": 1,
-        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        "optimizer": Adam(),
         "loop": TrainingLoop(max_steps=num_steps, eval_frequency=None),
         "checkpoint": Checkpoint(steps=2),
         **options,
     }
+    if fits_next and given["checkpoint"] is not None:
+        given["checkpoint"].expected = ...
     return Trainer(model_dir=folder, **given)
 
 
@@ -142,15 +157,101 @@ def test_only_the_optimizer_is_loaded(trained: Path, tmp_path: Path) -> None:
         assert same(values_of(trainer), expected)
 
 
-def test_weights_that_a_user_has_set_are_kept(trained: Path) -> None:
-    with trainer_in(trained) as trainer:
-        weight = trainer.model.get_parameter("lm_head.weight")
-        with torch.no_grad():
-            weight.fill_(3.0)
-        trainer.load_checkpoint(None)
-        assert (weight == 3.0).all()
-        others = [value for value in values_of(trainer).values() if value.is_floating_point()]
-        assert all(value.isfinite().all() for value in others)
+def test_a_program_may_use_the_weights_before_a_fit(trained: Path) -> None:
+    with trainer_in(trained, fits_next=False) as trainer:
+        assert num_drawn(trainer) == size_of(trainer)
+
+
+class Reader(Callback):
+    """Of a user: it may read weights in `setup`."""
+
+    def setup(self, trainer: Trainer) -> None:
+        pass
+
+
+class Declared(Reader):
+    reads_weights_early = False
+
+    def setup(self, trainer: Trainer) -> None:
+        pass
+
+
+class OwnLog(JsonlLogger):
+    """Of a user, with a hook of its own; what its base class says does not count."""
+
+    def post_setup(self, trainer: Trainer) -> None:
+        pass
+
+
+class OwnSgd(torch.optim.SGD):
+    """Of a user: its constructor may copy weights."""
+
+
+class MakesOwn(Adam):
+    makes = OwnSgd
+
+
+EARLY: dict[str, dict[str, Any]] = {
+    "callback": {"callbacks": [Reader()]},
+    "logger": {"loggers": [OwnLog()]},
+    "optimizer": {"optimizer": MakesOwn()},
+    "optimizer of a function": {"optimizer": lambda model: OwnSgd(model.parameters(), lr=0.1)},
+    "sparsity": {"sparsity": {"sparsity": 0.5}},
+    "function around a method": {"callbacks": [("post-create-optimizer", lambda self, made: made)]},
+}
+
+
+@pytest.mark.parametrize("what", EARLY)
+def test_what_may_read_weights_early_finds_values(trained: Path, what: str) -> None:
+    with trainer_in(trained, **EARLY[what]) as trainer:
+        assert all(value.isfinite().all() for value in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("callback", [Declared(), CheckLoss(), KeepNCheckpoints(2)])
+def test_a_callback_that_reads_none_does_not_cost_a_draw(trained: Path, callback: Any) -> None:
+    with trainer_in(trained, callbacks=[callback]) as trainer:
+        assert num_drawn(trainer) == 0
+
+
+def test_a_function_around_the_creation_gets_a_model_with_values(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def look(self: Any, model: nn.Module) -> nn.Module:
+        seen.append(any(param.is_meta for param in model.parameters()))
+        return model
+
+    with trainer_in(tmp_path, callbacks=[("post-create-model", look)]) as trainer:
+        assert num_drawn(trainer) is None
+    assert seen == [False]
+
+
+class Mine(Llama):
+    """Of a user: its constructor sets a value."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        nn.init.constant_(self.lm_head.weight, 3.0)
+
+
+class MakesMine(Made):
+    makes = Mine
+
+    def __call__(self) -> nn.Module:
+        return Mine(**self.settings)
+
+
+def test_what_the_constructor_of_a_user_sets_is_kept(tmp_path: Path) -> None:
+    with trainer_in(tmp_path, model=MakesMine()) as trainer:
+        assert (trainer.model.get_parameter("lm_head.weight") == 3.0).all()
+
+
+def test_missing_entries_are_drawn_if_only_what_fits_is_loaded(trained: Path) -> None:
+    options = {"model": Made(vocab_size=24), "callbacks": [LoadCheckpointStates("model")]}
+    with trainer_in(trained, **options) as trainer:
+        assert num_drawn(trainer) == 0
+        trainer.checkpoint.disable_strict_checkpoint_loading = True
+        trainer.load_checkpoint(trained / "checkpoint_2")
+        assert all(value.isfinite().all() for value in trainer.model.parameters())
 
 
 def test_what_fits_may_be_less_than_all(trained: Path) -> None:

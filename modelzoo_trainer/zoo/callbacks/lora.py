@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,7 @@ from modelzoo_trainer.checkpointing.state_json import bare_names
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.optimizer import OptimizerCallback
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.zoo.models.hugging_face.initializing import adapter_steps
 from modelzoo_trainer.zoo.models.lora import LoraConfig, choose_layers, configs_of, peft_settings
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class Lora(Callback):
         ConfigError: If a setting is invalid; at setup, if `peft` is not installed, no layer
             matches, or the optimizer was created before the adapters.
     """
+
+    reads_weights_early = True
 
     def __init__(
         self, lora_params: LoraConfig | dict[str, Any] | list[LoraConfig | dict[str, Any]]
@@ -92,6 +96,7 @@ class Lora(Callback):
         for name, param in model.named_parameters():
             param.requires_grad_(_OWN.search(name) is not None)
         layers = dict(model.named_modules())
+        _draw_adapters_last(model)
         self._mergeable = [
             layers[name]
             for config, names in zip(self.lora_params, chosen, strict=True)
@@ -200,6 +205,15 @@ def _is_alone(layer: Any, layers: Iterable[Module]) -> bool:
     weight = layer.get_base_layer().weight
     owners = [one for one in layers if any(own is weight for own in one._parameters.values())]
     return len(owners) == 1
+
+
+def _draw_adapters_last(model: Module) -> None:
+    """Let peft initialize the adapters of a model without values, so that they add nothing."""
+    if not any(param.is_meta for param in model.parameters()):
+        return
+    for layer in model.modules():
+        if hasattr(layer, "reset_lora_parameters"):
+            layer.reset_steps = partial(adapter_steps, layer)  # type: ignore[assignment]
 
 
 def _log_size(model: Module, num_layers: int) -> None:

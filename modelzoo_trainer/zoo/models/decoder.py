@@ -73,6 +73,9 @@ def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
 class Decoder(WithOptionalLogits, DecoderSettings, nn.Module):
     """Decoder-only language model; a class adds its settings, which are constructor arguments."""
 
+    builds_without_values = True
+    """Whether `reset_steps` draws all initial values, so that the constructor need not."""
+
     SETTINGS: ClassVar[type[DecoderSettings]] = DecoderSettings
     forward_methods: ClassVar[tuple[str, ...]] = ("logits", "last_logits")
     """Methods besides `forward` for which a sharded model gathers its parameters."""

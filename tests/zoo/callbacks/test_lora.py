@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from backends.deferred_init import materialize
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import GenerateText
 from modelzoo_trainer.errors import ConfigError
@@ -331,3 +332,11 @@ def test_a_validation_uses_the_adapters_of_the_checkpoint_that_it_loads(
     assert equal(state_of(first), state_of(other))
     trained, again = (value for _, value in history.of("validate_0/loss"))
     assert again == pytest.approx(trained, rel=1e-5)
+
+
+def test_adapters_of_a_model_that_was_built_on_meta_add_nothing_at_first() -> None:
+    with torch.device("meta"):
+        model = Lora({"r": 2, "target_modules": ["0"]})._adapted(nn.Sequential(nn.Linear(4, 4)))
+    materialize(model, torch.device("cpu"))
+    values = {name: param for name, param in model.named_parameters() if "lora" in name}
+    assert [bool(value.any()) for value in values.values()] == [True, False]

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from backends.deferred_init import materialize
 from modelzoo_trainer import Trainer, TrainingLoop
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.zoo.models.hugging_face.model import HfModel
+from tests.zoo.models.drawn_alike import check_drawn_alike
 
 pytest.importorskip("transformers", reason="needs transformers")
 pytestmark = pytest.mark.slow
@@ -260,3 +262,49 @@ def test_batches_that_are_not_mappings_are_refused() -> None:
     model = HfModel(auto_class="AutoModel", config=BERT)
     with pytest.raises(ConfigError, match="mappings"):
         model((TOKENS,))
+
+
+PARENTS: dict[str, dict[str, Any]] = {
+    "AutoModelForSpeechSeq2Seq": {
+        "model_type": "whisper",
+        "vocab_size": 64,
+        "num_mel_bins": 8,
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "pad_token_id": 1,
+        "max_source_positions": 16,
+        "max_target_positions": 16,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 1,
+        "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+    },
+    "AutoModelForSequenceClassification": {
+        "model_type": "t5",
+        "vocab_size": 64,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 1,
+        "num_heads": 2,
+        "decoder_start_token_id": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PARENTS)
+def test_values_that_a_parent_draws_are_those_of_a_model_on_the_host(kind: str) -> None:
+    """A module without parameters of its own may initialize those of its children."""
+    expected = HfModel(auto_class=kind, config=dict(PARENTS[kind]))
+    found = HfModel(auto_class=kind, config=dict(PARENTS[kind]), init_device="meta")
+    materialize(found, torch.device("cpu"))
+    check_drawn_alike(found, expected)
+    if kind == "AutoModelForSpeechSeq2Seq":
+        name = "model.model.encoder.embed_positions.weight"
+        torch.testing.assert_close(found.get_parameter(name), expected.get_parameter(name))

@@ -103,6 +103,9 @@ class Dpr(nn.Module):
         ConfigError: If a setting is invalid.
     """
 
+    builds_without_values = True
+    """Whether `reset_steps` draws all initial values, so that the constructor need not."""
+
     encoder_arguments: ClassVar[tuple[str, ...]] = ("q_encoder", "ctx_encoder", "encoder")
 
     @checked()

@@ -40,6 +40,9 @@ class EncoderWithHead(EncoderSettings, nn.Module):
     Constructors of subclasses call `build`.
     """
 
+    builds_without_values = True
+    """Whether `reset_steps` draws all initial values, so that the constructor need not."""
+
     published_name = staticmethod(published_name)
 
     def build(self, num_classes: int, dropout: float, *, has_bias: bool) -> None:

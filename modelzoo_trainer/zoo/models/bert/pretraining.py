@@ -88,6 +88,9 @@ class BertSettings(EncoderSettings):
 class Bert(BertSettings, nn.Module):
     """BERT with the heads of its pretraining; RoBERTa with `disable_nsp`."""
 
+    builds_without_values = True
+    """Whether `reset_steps` draws all initial values, so that the constructor need not."""
+
     published_name = staticmethod(published_name)
 
     @override

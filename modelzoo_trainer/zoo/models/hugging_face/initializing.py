@@ -22,8 +22,8 @@ def reset_steps(model: Any) -> Iterator[Step]:
 
     The functions belong to the library, `_init_weights`, which also fill the buffers that are
     not saved, such as frequencies of rotary positions. Children come before their parents, whose
-    functions may draw weights of theirs again; blocks as a whole, and what contains them, have no
-    function. Adapters of `peft` come last: they add nothing at first.
+    functions may draw weights of theirs again. Adapters of `peft` come last: they add nothing at
+    first.
 
     Args:
         model: The model, with parameters on the host or on `meta`.
@@ -40,14 +40,11 @@ def reset_steps(model: Any) -> Iterator[Step]:
         if isinstance(getattr(layer, name, None), Module)
         for part in getattr(layer, name).modules()
     }
-    kinds = set(getattr(model, "_no_split_modules", None) or ())
-    blocks = [one for one in model.modules() if kinds & _class_names(one)]
-    inside = {part for block in blocks for part in block.modules() if part is not block}
     for module in _children_first(model, set()):
-        if module not in of_adapters and (_owns(module) or module in inside):
+        if module not in of_adapters:
             yield module, partial(initialize, module)
     for layer in adapted:
-        yield from _steps_of(layer)
+        yield from adapter_steps(layer)
 
 
 def _children_first(module: Module, seen: set[Module]) -> Iterator[Module]:
@@ -59,16 +56,8 @@ def _children_first(module: Module, seen: set[Module]) -> Iterator[Module]:
     yield module
 
 
-def _class_names(module: Module) -> set[str]:
-    return {cls.__name__ for cls in type(module).__mro__}  # FSDP2 derives a class of each block
-
-
-def _owns(module: Module) -> bool:
-    tensors = (*module._parameters.values(), *module._buffers.values())
-    return any(one is not None for one in tensors)
-
-
-def _steps_of(layer: Any) -> Iterator[Step]:
+def adapter_steps(layer: Any) -> Iterator[Step]:
+    """Yield the adapters of a layer of `peft`, with the function that initializes them."""
     parts = nn.ModuleList(
         [getattr(layer, name) for name in _OF_ADAPTERS if _has_values(getattr(layer, name, None))]
     )

@@ -72,6 +72,9 @@ class TextModelPart:
 class ImageTextModel(nn.Module):
     """A decoder that sees images; a class adds what makes features of them."""
 
+    builds_without_values = True
+    """Whether `reset_steps` draws all initial values, so that the constructor need not."""
+
     optional_outputs: ClassVar[tuple[str, ...]] = Decoder.optional_outputs
     """Outputs that are computed on request."""
     model_arguments: ClassVar[tuple[str, ...]] = (_TEXT_MODEL,)

@@ -48,6 +48,9 @@ _WEIGHT: Final = "loss_weight"
 class T5(WithOptionalLogits, T5Settings, nn.Module):
     """An encoder-decoder model: T5, or with other settings the Transformer."""
 
+    builds_without_values = True
+    """Whether `reset_steps` draws all initial values, so that the constructor need not."""
+
     published_name = staticmethod(published_name)
 
     @override

@@ -97,6 +97,9 @@ class VitSettings(VisionSettings):
 class Vit(VitSettings, nn.Module):
     """Vision transformer with a linear head for classes of images."""
 
+    builds_without_values = True
+    """Whether `reset_steps` draws all initial values, so that the constructor need not."""
+
     published_name = staticmethod(published_name)
     hints_for_missing: ClassVar[Mapping[str, str]] = {
         "head.bias": " (written without it, once the default: set use_bias_in_output: false)"

@@ -68,6 +68,9 @@ def published_name(name: str) -> str | None:
 class Dit(DitSettings, nn.Module):
     """Diffusion transformer with layers that time and class modulate (adaLN-Zero)."""
 
+    builds_without_values = True
+    """Whether `reset_steps` draws all initial values, so that the constructor need not."""
+
     published_name = staticmethod(published_name)
 
     @override

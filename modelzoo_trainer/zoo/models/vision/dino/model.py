@@ -116,6 +116,9 @@ class Dino(nn.Module):
         ConfigError: If a setting is invalid, or settings do not fit each other.
     """
 
+    builds_without_values = True
+    """Whether `reset_steps` draws all initial values, so that the constructor need not."""
+
     published_name = staticmethod(published_name)
     ema_step: Tensor
     num_seen: Tensor
