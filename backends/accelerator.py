@@ -108,7 +108,8 @@ class AcceleratorBackend(AsynchronousBackend):
         check_count("index", index)
         rank = local_rank() if index is None else None
         self._from_local_rank = rank is not None
-        index = own_index(rank or 0) if index is None else index
+        if index is None:
+            index = own_index(rank) if rank else 0
         self._device = torch.device(kind, index)
         self._has_sparse_gradients = False
         super().__init__(**options)

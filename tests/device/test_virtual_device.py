@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 from torch import Tensor
+from torch.utils import backend_registration
 
 from modelzoo_trainer import Callback, Checkpoint
 from tests.core.test_initial_values import BATCH, Made, trainer_in
 from tests.distributed.ranks import run_ranks, try_ranks
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch has no device types of Python",
+)
 PLAIN = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 NUM_STEPS = 4
 ENGINES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("modelzoo_trainer.start")
 
-_LONG_S: Final = 30.0  # to build a model
+_LONG_S: Final = 30.0
 
 
 class StartTimes:
@@ -33,16 +33,16 @@ class StartTimes:
         self._last = now
 
     def report(self, trainer: Trainer) -> None:
-        """Log the phases, and what would make the next start shorter."""
+        """Log the phases of a long start, and what would make the next one shorter."""
         trainer.backend.synchronize()
         self.end_phase("first step")
-        if not trainer.backend.comm.is_main or trainer.progress == "none":
+        total = sum(self._seconds.values())
+        if total < _LONG_S or not trainer.backend.comm.is_main or trainer.progress == "none":
             return
         phases = [f"{name} {seconds:.1f}" for name, seconds in self._seconds.items()]
         drawn = trainer.backend.initial_values.num_drawn
         if drawn is not None:
             phases[0] += f" ({drawn:,} initial values drawn)"
-        total = sum(self._seconds.values())
         log.info("Started in %.1f s: %s", total, ", ".join(phases))
         is_long = self._seconds.get("model", 0.0) > _LONG_S
         if is_long and drawn is None and trainer.backend.caps.sharded_state:
