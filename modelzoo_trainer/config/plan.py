@@ -107,9 +107,8 @@ class TrainerPlan:
         if self.method is not None and METHODS[self.method].ckpt == "ckpt_path":
             from modelzoo_trainer.core.checkpoint import Checkpoint  # imports torch
 
-            checkpoint = arguments.setdefault("checkpoint", Checkpoint())
-            if checkpoint is not None:
-                checkpoint.expected = self.call.get("ckpt_path", ...)
+            arguments["checkpoint"] = arguments.get("checkpoint") or Checkpoint()
+            arguments["checkpoint"].expected = self.call.get("ckpt_path", ...)
         # CheckLoss is among the file's default callbacks, unless the file removes it.
         trainer = self.trainer(**arguments, check_loss=False)
         trainer.is_from_file = True
