@@ -108,7 +108,7 @@ def test_two_processes_are_as_one(kind: str, runs: Any, folder: Path) -> None:
     alone = fit(0, folder / "alone" / kind, options_of(kind, folder) | {"backend": {}})
     for one in (found[kind] for found in runs):
         same(one["before"], alone["before"])
-        same(one["after"], alone["after"], atol=1e-5)
+        same(one["after"], alone["after"], atol=1e-4)  # Adam divides gradients that are rounding
         same(reference(one["after"]), reference(alone["before"]))
         assert one["tokens"] == alone["tokens"]
     moved = {
