@@ -34,7 +34,7 @@ def faster_than(backend: Backend, dtype: torch.dtype) -> str:
         backend: Open.
         dtype: Of matrix products.
     """
-    if backend.device.type == "cpu" and dtype is torch.bfloat16 and not _has_bfloat16():
+    if backend.device.type == "cpu" and dtype is torch.bfloat16 and not has_bfloat16():
         return (
             "this CPU has no instructions for bfloat16, which is many times slower than float32 on "
             "it: set precision.enabled: false"
@@ -52,7 +52,7 @@ def faster_than(backend: Backend, dtype: torch.dtype) -> str:
     return advice
 
 
-def _has_bfloat16() -> bool:
+def has_bfloat16() -> bool:
     """Return whether the CPU multiplies in bfloat16, as far as torch knows."""
     known = getattr(torch.cpu, "get_capabilities", None)  # new in torch 2.12
     capabilities = {} if known is None else known()

@@ -279,6 +279,7 @@ def print_table(engines: dict[str, list[str]], numbers: Sequence[int]) -> None:
 
 def print_true_size() -> None:
     """Print the row of two layers of llama3p1_8b."""
+    from backends.speed import has_bfloat16
     from tests.distributed.ranks import run_ranks
 
     is_half = has_bfloat16()
@@ -289,13 +290,6 @@ def print_true_size() -> None:
         figures = predicted(path, 1, [])
         [found] = run_ranks(1, real_alone, path, timeout_s=3600)
         line("llama3p1_8b", figures.peak_bytes, found["memory"])
-
-
-def has_bfloat16() -> bool:
-    """Return whether the CPU has instructions for matrix products in bfloat16."""
-    import torch
-
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def real_alone(rank: int, path: Path) -> dict[str, float]:

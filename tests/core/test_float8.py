@@ -17,7 +17,7 @@ from modelzoo_trainer.errors import ConfigError
 from tests.core.test_initial_values import BATCH, Made, trainer_in, values_of
 from tests.doubles import TinyModel
 
-pytest.importorskip("torchao")
+pytest.importorskip("torchao", reason="needs torchao (extra fp8)")
 PLAIN = {"hidden_size": 32, "filter_size": 48, "dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 
 
